@@ -44,7 +44,7 @@ PREDICTED = "benchmarks/results/gpu_check.jsonl"
 WORK_DIR = "runs/gpu_day"
 # Of a loss or a norm from float32's on the CPU, over the first updates.
 TOLERANCE = {"fp32": 2e-3, "tf32": 1e-2, "bf16": 3e-2, "fp16": 2e-2}
-MODES = ("off", "auto", "layers", "step")
+MODES = ("off", "auto", "layers", "whole_layers", "step")
 UPDATES = 12
 MEASURING = 20.0  # seconds that are kept for it, when programs are compiled
 BEGAN = time.monotonic()
@@ -499,6 +499,7 @@ def items() -> dict[str, Item]:
   do = functools.partial
   most = [
     *[("bf16", mode, "packed", False) for mode in MODES],
+    ("bf16", "whole_layers", "packed", True),
     ("bf16", "layers", "packed", True),
     ("bf16", "step", "packed", True),
     *[("fp32", mode, "rows", False) for mode in MODES],
@@ -514,17 +515,18 @@ def items() -> dict[str, Item]:
     # Kernels of Triton are for 16 bits and programs of XLA.
     and not (case[3] and (case[0].endswith("32") or case[1] == "off"))
   ]  # fmt: skip
+  masked, whole = "compiled masked", "whole_layers"
   measured = {
-    "base 128": (BASE_128, ("step", "layers", "compiled masked"), 110),
-    "large 512": (LARGE_512, ("layers", "compiled masked"), 110),
-    "base 128 triton": (BASE_128, ("step triton", "layers triton"), 100),
-    "large 512 triton": (LARGE_512, ("layers triton",), 80),
+    "base 128": (BASE_128, (whole, "step", "layers", masked), 110),
+    "large 512": (LARGE_512, (whole, masked), 110),
+    "base 128 triton": (BASE_128, (f"{whole} triton", "layers triton"), 100),
+    "large 512 triton": (LARGE_512, (f"{whole} triton",), 80),
     "base 128 others": (BASE_128, ("off", "eager", "compiled", "eager masked"),
       80),
-    "base 512": (BASE_512, ("layers", "layers triton", "compiled masked"), 110),
-    "large 128": (LARGE_128, ("layers", "compiled masked"), 110),
-    "modern 1024": (MODERN_1024, ("layers", "compiled masked"), 110),
-    "large 512 others": (LARGE_512, ("eager masked",), 60),
+    "base 512": (BASE_512, (whole, f"{whole} triton", masked), 110),
+    "large 128": (LARGE_128, (whole, masked), 110),
+    "modern 1024": (MODERN_1024, (whole, masked), 110),
+    "large 512 others": (LARGE_512, ("layers", "eager masked"), 90),
     "large 512 step": (LARGE_512, ("step",), 300),
   }  # fmt: skip
   speeds = {
@@ -532,8 +534,8 @@ def items() -> dict[str, Item]:
     for name, (of_shape, names, limit) in measured.items()
   }
   runs = {
-    "run base 128": Item(do(real_run, *BASE_128), alone=True),
-    "run large 512": Item(do(real_run, *LARGE_512), alone=True),
+    "run base 128": Item(do(real_run, *BASE_128, xla=whole), alone=True),
+    "run large 512": Item(do(real_run, *LARGE_512, xla=whole), alone=True),
   }
   first = ("base 128", "large 512")
   return {

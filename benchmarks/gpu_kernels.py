@@ -24,7 +24,7 @@ from data import record_shape
 from gradients import distributed
 
 FLAGS = tf.flags.FLAGS
-MODES = ("off", "layers", "step")
+MODES = ("off", "layers", "whole_layers", "step")
 
 
 def count(config, comm) -> dict:

@@ -148,6 +148,7 @@ class RunConfig:
   xla: str = _precision("layers",
     "What XLA compiles. off: nothing. auto: what TensorFlow clusters. layers: "
     "the work of a layer between its matrix multiplications, and the update. "
+    "whole_layers: each layer with its multiplications, and the update. "
     "step: the forward and backward pass as one program, and the update.",
     choices=jit.MODES)
   recompute: tuple = _precision((),
@@ -521,8 +522,8 @@ class PretrainingConfig(RunConfig):
         )
     moves = len(set(self.masks.masked_lm_prob or ())) > 1
     needs: dict[str, Any] = {
-      "--xla=layers: ranks communicate in the forward pass, which --xla=step "
-      "makes one program": self.xla != "step",
+      "--xla=layers: ranks communicate in the forward pass, which "
+      f"--xla={self.xla} makes one program": self.xla not in jit.WITH_MATMULS,
       "no --powersgd_rank": not self.allreduce.powersgd_rank,
       "no --sampled_softmax": not self.sampled_softmax,
       "the same masks in all slices: one --masked_lm_prob, or no "

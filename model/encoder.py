@@ -28,6 +28,7 @@ from model.layers import (
   gelu,
   get_shape_list,
   layer_norm,
+  norm_weights,
   normalized,
   recomputed,
   reshape_from_matrix,
@@ -188,13 +189,9 @@ class LayerConfig:
     return recomputed(function, *tensors) if again else function(*tensors)
 
 
-def _layer_weights(config, groups) -> dict:
-  """Scope -> `Weights` as a layer's matmuls read them: of their types.
-
-  `groups` are lists of scopes whose matrices stand side by side, because one
-  matmul reads them; they are under the name of the first.
-  """
-  bert, alone = config.bert, {}  # scope -> its weights, its matmul's type
+def _layer_variables(config) -> dict:
+  """Scope -> float32 `Weights` of a layer's matmuls."""
+  bert, variables = config.bert, {}
   for layer in weights.dense_layers(bert):
     deviation = bert.initializer_range
     if bert.scaled_initializer and layer.cut == "inputs":  # it ends a block
@@ -205,8 +202,20 @@ def _layer_weights(config, groups) -> dict:
     )  # fmt: skip
     if bias is not None:
       bias = tf.convert_to_tensor(bias)
-    kernel = tf.convert_to_tensor(kernel)
-    alone[layer.name] = kernel, bias, getattr(config.policy, layer.part)
+    variables[layer.name] = Weights(tf.convert_to_tensor(kernel), bias)
+  return variables
+
+
+def _layer_weights(variables, config, groups) -> dict:
+  """Scope -> `Weights` as a layer's matmuls read them: of their types.
+
+  `groups` are lists of scopes whose matrices stand side by side, because one
+  matmul reads them; they are under the name of the first.
+  """
+  alone = {
+    layer.name: (*variables[layer.name], getattr(config.policy, layer.part))
+    for layer in weights.dense_layers(config.bert)
+  }
   grouped = {name for group in groups for name in group}
   groups = [*groups, *([name] for name in alone if name not in grouped)]
   matrices, biases, biased = [], [], []
@@ -337,8 +346,9 @@ def _feed_forward(hidden, layer, config):
 
 
 def _end_of_block(
-  product, bias, residual, dropout_prob, seed, reader, config, twice=False
-):
+  product, bias, residual, variables, dropout_prob, seed, reader, config,
+  twice=False,
+):  # fmt: skip
   """What is read next, as `reader`, and the next residual, both [B * S, H].
 
   `product` is a slice's part of a matmul without its `bias`. The results are
@@ -354,7 +364,9 @@ def _end_of_block(
     total, residual = kernels.dropout_and_add(
       output, residual, seed, bias, twice=True, **static, **types
     )
-    return layer_norm(total, None, dtype, reader, norm), residual
+    types = dict(dtype=dtype, store_dtype=reader)
+    kernel = kernels.layer_norm
+    return normalized(kernel, [total], variables, norm=norm, **types), residual
   kernel = kernels.add_and_norm
   if config.groups is not None and triton_kernels.norms(config):
     kernel = triton_kernels.add_and_norm
@@ -363,6 +375,7 @@ def _end_of_block(
   result = normalized(
     kernel,
     [output, residual],
+    variables,
     seed,
     bias,
     norm=norm,
@@ -379,12 +392,28 @@ def transformer_layer(hidden, residual, span, tokens, config, seeds):
   All are [B * S, H], or [B * P, H] with places; the output is policy.attention.
   `seeds` are those of the layer's dropout sites.
   """
+  # Blocks are of all tokens, and each has few scores.
+  attending = tokens._replace(places=None) if span.block else tokens
+  variables, norms = _layer_variables(config), []
+  for scope in ("attention/output", "output"):
+    with tf.variable_scope(scope):
+      norm = norm_weights(config.bert.hidden_size, Norm.of(config.bert))
+      norms.append(norm)
+  return jit.whole_layer(
+    _with_weights, hidden, residual, variables, norms, span, tokens, attending,
+    seeds, config=config,
+  )  # fmt: skip
+
+
+def _with_weights(
+  hidden, residual, variables, norms, span, tokens, attending, seeds, config
+):
+  """`transformer_layer` with its `_layer_variables` and norms' weights."""
+  groups = _head_groups(config, attending)
+  layer = _layer_weights(variables, config, groups)
   policy = config.policy
   queries = tokens.asked(hidden)
   residual = queries if residual is hidden else tokens.asked(residual)
-  # Blocks are of all tokens, and each has few scores.
-  attending = tokens._replace(places=None) if span.block else tokens
-  layer = _layer_weights(config, _head_groups(config, attending))
   with tf.name_scope("attention"):
     context = _self_attention(
       hidden, queries, span, attending, layer, config, seeds[0]
@@ -397,6 +426,7 @@ def transformer_layer(hidden, residual, span, tokens, config, seeds):
       tf.matmul(context, output.kernel),
       output.bias,
       residual,
+      norms[0],
       config.bert.dropout_after("attention_output"),
       seeds[1],
       policy.feed_forward,
@@ -409,6 +439,7 @@ def transformer_layer(hidden, residual, span, tokens, config, seeds):
       product,
       layer[weights.NARROW].bias,
       residual,
+      norms[1],
       config.bert.hidden_dropout_prob,
       seeds[2],
       policy.attention,

@@ -58,7 +58,7 @@ class Kernel:
   def __init__(self, forward, compile=True):
     functools.update_wrapper(self, forward)
     self._forward = forward
-    self._modes = ("layers",) if compile else ()
+    self._modes = jit.LAYERS if compile else ()
 
   def gradient(self, backward):
     self._backward = backward
@@ -371,7 +371,7 @@ def _joined(groups: list) -> list:
     sizes=tuple(len(group) for group, _ in groups),
     dtypes=tuple(dtype for _, dtype in groups),
   )
-  modes = ("layers",) if jit.saves_launches() else ()
+  modes = jit.LAYERS if jit.saves_launches() else ()
   found = jit.compiled(_join, modes, **static)(*tensors)
 
   def gradient(op, *d_tensors):

@@ -211,28 +211,32 @@ class Norm(NamedTuple):
 BERTS_NORM = Norm()
 
 
+def norm_weights(width: int, norm=BERTS_NORM, name=None) -> tuple:
+  """(gamma, beta) of a layer norm, float32 [width]; 0 without a bias."""
+  with tf.variable_scope(name, default_name="LayerNorm"):
+    if norm.has_bias:
+      zeros = tf.zeros_initializer()
+      beta = tf.get_variable("beta", [width], initializer=zeros)
+    else:
+      beta = tf.zeros([width])
+    gamma = tf.get_variable("gamma", [width], initializer=tf.ones_initializer())
+  return tf.convert_to_tensor(gamma), tf.convert_to_tensor(beta)
+
+
 def normalized(
   kernel,
   tensors,
+  variables,
   *more,
   norm=BERTS_NORM,
-  name=None,
   dtype,
   store_dtype=None,
   **static,
 ):
-  """`kernel` of tensors [..., H], the layer norm's variables, and `more`."""
-  shape = [get_shape_list(tensors[0])[-1]]
-  with tf.variable_scope(name, default_name="LayerNorm"):
-    if norm.has_bias:
-      beta = tf.get_variable("beta", shape, initializer=tf.zeros_initializer())
-    else:
-      beta = tf.zeros(shape)
-    gamma = tf.get_variable("gamma", shape, initializer=tf.ones_initializer())
+  """`kernel` of tensors [..., H], those of `norm_weights`, and `more`."""
   return kernel(
     *tensors,
-    gamma,
-    beta,
+    *variables,
     *more,
     epsilon=max(norm.epsilon, _LEAST_EPSILON.get(dtype, 0.0)),
     centred=norm.centred,
@@ -249,8 +253,8 @@ def layer_norm(
   return normalized(
     kernels.layer_norm,
     [input_tensor],
+    norm_weights(get_shape_list(input_tensor)[-1], norm, name),
     norm=norm,
-    name=name,
     dtype=dtype,
     store_dtype=store_dtype,
   )

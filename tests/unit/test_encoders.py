@@ -223,10 +223,11 @@ def plain(name):
   "name, mode, gpus",
   [
     ("ModernBERT", "layers", []),
+    ("ModernBERT", "whole_layers", []),
     *(
       pytest.param(*case, marks=pytest.mark.slow)
       for case in itertools.product(
-        ARCHITECTURES, ["layers", "step"], [[], ["GPU"]]
+        ARCHITECTURES, ["layers", "whole_layers", "step"], [[], ["GPU"]]
       )
     ),
   ],

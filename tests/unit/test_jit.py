@@ -30,10 +30,13 @@ TOLERANCE = {"fp32": 1e-5, "bf16": 3e-3, "fp16": 1e-3}
 @pytest.mark.parametrize(
   "precision, modes",
   [
-    ("fp32", ["layers"]),  # tests/ranks/lockstep has fp32 with "step"
+    (
+      "fp32",
+      ["layers", "whole_layers"],
+    ),  # tests/ranks/lockstep has fp32 with "step"
     pytest.param("fp32", ["auto", "step"], marks=pytest.mark.slow),
-    pytest.param("bf16", ["auto", "layers", "step"], marks=pytest.mark.slow),
-    pytest.param("fp16", ["auto", "layers", "step"], marks=pytest.mark.slow),
+    pytest.param("bf16", ["auto", *jit.UPDATE], marks=pytest.mark.slow),
+    pytest.param("fp16", ["auto", *jit.UPDATE], marks=pytest.mark.slow),
   ],
   ids=str,
 )
@@ -116,7 +119,7 @@ def test_a_skipped_update_changes_nothing(tiny_run, tmp_path):
       assert not value.any(), name
 
 
-@pytest.mark.parametrize("mode", ["off", "layers"])
+@pytest.mark.parametrize("mode", ["off", *jit.LAYERS])
 def test_layers_share_their_programs(mode):
   """So that a deep model compiles no longer than a shallow one."""
   config = modeling.BertConfig(
@@ -142,6 +145,9 @@ def test_layers_share_their_programs(mode):
   ]
   if mode == "off":
     assert not programs
+  elif mode == "whole_layers":
+    assert len(programs) == 2 * config.num_hidden_layers
+    assert len(set(programs)) == 2
   else:
     assert len(programs) == 2 * 7 * config.num_hidden_layers
     assert len(set(programs)) == 4 + 5
