@@ -28,9 +28,6 @@ _ranks = in_group("Ranks and gradients")
 _report, _eval = map(in_group, ("Checkpoints and reports", "Evaluation"))
 
 
-_OTHERWISE = f"; or a preset: {', '.join(PRESETS)}"
-
-
 def is_preset(name: str | None) -> bool:
   """Whether a --bert_config_file is a preset's name, and no file's."""
   return name in PRESETS and not os.path.isfile(name)
@@ -42,8 +39,9 @@ def read_bert(path: str) -> modeling.BertConfig:
   try:
     return modeling.BertConfig.from_json_file(path)
   except ValueError as e:
-    otherwise = "" if os.path.exists(path) else _OTHERWISE
-    raise UserError(f"--bert_config_file: {e}{otherwise}") from e
+    presets = f"; or a preset: {', '.join(PRESETS)}"
+    known = "" if os.path.exists(path) else presets
+    raise UserError(f"--bert_config_file: {e}{known}") from e
 
 
 def with_vocabulary(
@@ -157,9 +155,9 @@ class RunConfig:
   triton: bool = _precision(False,
     "Let GPUs use kernels of this project in place of XLA's: attention in "
     "blocks, without its scores in memory (FlashAttention), and dropout, "
-    "residual and layer norm in one pass. For 16 bits, and --xla=layers or "
-    "step. On an H100 they ran in an exported step only, and were slower for "
-    "128 tokens.")
+    "residual and layer norm in one pass. For 16 bits, and --xla=layers, "
+    "whole_layers or step. An H100 trained a small model with them as without; "
+    "for 128 tokens they were slower in an exported step.")
   loss_scale: mixed_precision.LossScaleConfig = _precision()
   allreduce: distributed.AllreduceConfig = _ranks()
   commit_every_steps: int = _ranks(10,

@@ -303,6 +303,7 @@ def gpu_of(monkeypatch):
 
   def show(capability):
     listed = [f"NVIDIA X, {capability}"]
+    jit.check_gpus.cache_clear()
     monkeypatch.setattr(jit, "visible_gpus", lambda _: listed)
 
   return show
