@@ -93,7 +93,7 @@ def command(words: list[str], **environment) -> str:
     finally:
       print(*words, printed, sep="\n", file=_item.log, flush=True)
   if process.returncode:
-    raise Failed(f"status {process.returncode}: {printed.strip()[-300:]}")
+    raise Failed(f"status {process.returncode}: {printed.strip()[-700:]}")
   return printed
 
 
@@ -279,8 +279,12 @@ def out_of_memory() -> dict:
   try:
     command(training)
   except Failed as e:
+    if "out of memory" not in str(e):
+      raise
     return {"says": str(e)}
-  return {"says": "nothing: it fits"}
+  if FLAGS.tiny:
+    return {"left_out": "a small model fits"}
+  raise Failed("it fits: nothing was said")
 
 
 # Is it fast? ------------------------------------------------------------------
@@ -372,13 +376,16 @@ def speed(of_shape: tuple, names: tuple, rounds: int = 5) -> dict:
   killer.start()
   seconds = {name: [] for name in running}
   for _, (name, worker) in itertools.product(range(rounds), running.items()):
-    seconds[name] += worker.ask()["seconds"]
+    seconds[name] += worker.ask().get("seconds", [])
   for worker in workers.values():
     worker.close()
   killer.cancel()
   batch = shape(*of_shape)["train_batch_size"]
-  lines = {name: {"error": "it was not ready: see the log"} for name in names}
+  ended = {"error": "it was not ready, or ended: see the log"}
+  lines = dict.fromkeys(names, ended)
   for name, worker in running.items():
+    if not seconds[name]:  # it ended in its first round
+      continue
     median = measuring.median(seconds[name], 6)
     lines[name] = {
       "milliseconds": round(1e3 * median, 2),
@@ -437,14 +444,18 @@ def real_run(model: str, length: int, batch: int, **how) -> dict:
   return {key: last[key] for key in wanted if key in last}
 
 
-def plan(model: str, length: int, batch: int, **how) -> dict:
-  """What the dry run says of such a run's memory."""
-  given = {**shape(model, length, batch), "precision": "bf16", **how}
+def dry_run(**given) -> str:
+  """What a dry run in bf16 prints."""
   planning = python(
-    "run_pretraining.py", dry_run=True, num_train_steps=60,
+    "run_pretraining.py", dry_run=True, precision="bf16", num_train_steps=60,
     num_warmup_steps=10, **given,
   )  # fmt: skip
-  said = command(planning)
+  return command(planning)
+
+
+def plan(model: str, length: int, batch: int, **how) -> dict:
+  """What the dry run says of such a run's memory."""
+  said = dry_run(**shape(model, length, batch), **how)
   (estimate,) = re.findall(r"^ +total +([\d,]+)$", said, re.M)
   return {"estimated_mb": int(estimate.replace(",", ""))}
 
@@ -459,12 +470,9 @@ def reading() -> dict:
 
 def largest(model: str, length: int) -> dict:
   """The largest micro-batch of a dry run."""
-  planning = python(
-    "run_pretraining.py", dry_run=True, find_batch_size=True, precision="bf16",
-    num_train_steps=60, num_warmup_steps=10, **shape(model, length, 4),
-  )  # fmt: skip
+  said = dry_run(find_batch_size=True, **shape(model, length, 4))
   wanted = r"largest micro-batch: --train_batch_size=(\d+)"
-  return {"largest_micro_batch": int(re.findall(wanted, command(planning))[-1])}
+  return {"largest_micro_batch": int(re.findall(wanted, said)[-1])}
 
 
 # All of it --------------------------------------------------------------------

@@ -27,6 +27,7 @@ from data import record_shape
 from gradients import distributed
 from model import model_flops
 from training import plans, reporting, train_loop, training_run
+from xla_patches import jit
 
 FLAGS = tf.flags.FLAGS
 
@@ -76,8 +77,7 @@ class MatmulRate:
       for s in shapes
     )
     # Milliseconds of the device's work, beside which a launch is short.
-    on_gpu = bool(tf.config.list_physical_devices("GPU"))
-    work, most = (1e12, 500) if on_gpu else (2e9, 50)
+    work, most = (1e12, 500) if jit.on_gpu() else (2e9, 50)
     repeats = max(1, min(most, round(work / matmul.flops)))
     done = tf.no_op()
     for _ in range(repeats):

@@ -98,37 +98,23 @@ class Module:
       elif current is not None and (found := _INSTRUCTION.match(line)):
         current[found.group(1)] = _instruction(found.group(2))
 
-  def kernels(self, computation: str | None = None):
+  def kernels(self):
     """Every `Kernel` that a run launches, in order."""
+    return (kernel for _, kernel in self.launches())
+
+  def launches(self, computation: str | None = None):
+    """(instruction's name, `Kernel`) of every launch of a run, in order."""
     inside = self.computations[computation or self.entry]
-    for one in inside.values():
+    for name, one in inside.items():
       if one.opcode in _FREE:
         continue
       if one.opcode in ("call", "while"):
         trips = re.search(r'known_trip_count":\{"n":"(\d+)"', one.rest)
         for _ in range(int(trips.group(1)) if trips else 1):
           for called in one.called:
-            yield from self.kernels(called)
+            yield from self.launches(called)
       else:
-        yield self._kernel(one, inside)
-
-  def named_kernels(self) -> dict:
-    """Name of an instruction that is a kernel -> `Kernel`, of all that run."""
-    return {
-      name: self._kernel(one, inside)
-      for inside in self._run_from(self.entry)
-      for name, one in inside.items()
-      if one.opcode not in (*_FREE, "call", "while")
-    }
-
-  def _run_from(self, computation: str):
-    """The computations that run, not for each element, from one on."""
-    inside = self.computations[computation]
-    yield inside
-    for one in inside.values():
-      if one.opcode in ("call", "while"):
-        for called in one.called:
-          yield from self._run_from(called)
+        yield name, self._kernel(one, inside)
 
   def _within(self, one, inside):
     """`one`, or for a fusion all that is in it: (instruction, computation)."""

@@ -62,7 +62,7 @@ def programs(folder: str) -> dict[str, dict[str, costs.Kernel]]:
     with open(path, encoding="utf-8") as f:
       text = f.read()
     name = re.match(r"HloModule ([^,\s]+)", text).group(1)
-    found[name] = costs.Module(text).named_kernels()
+    found[name] = dict(costs.Module(text).launches())
   return found
 
 

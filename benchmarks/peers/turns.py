@@ -30,7 +30,7 @@ class Worker:
     last_words: what it told at its end.
   """
 
-  def __init__(self, command: list[str], messages=sys.stderr, **environment):
+  def __init__(self, command: list[str], messages=sys.stderr):
     print(*command, file=messages, flush=True)
     self._process = subprocess.Popen(
       command,
@@ -40,7 +40,7 @@ class Worker:
       stderr=messages,
       text=True,
       # A thread that waits for work must not take the other's cores.
-      env={**os.environ, "OMP_WAIT_POLICY": "passive", **environment},
+      env={**os.environ, "OMP_WAIT_POLICY": "passive"},
     )
     self.last_words = {}
 
@@ -52,9 +52,10 @@ class Worker:
     return json.loads(self._process.stdout.readline() or "{}")
 
   def ask(self) -> dict:
-    """The answer to a line."""
-    self._process.stdin.write("go\n")
-    self._process.stdin.flush()
+    """The answer to a line; {} if it ended."""
+    with contextlib.suppress(BrokenPipeError):
+      self._process.stdin.write("go\n")
+      self._process.stdin.flush()
     return self._line()
 
   def kill(self) -> None:
