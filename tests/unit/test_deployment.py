@@ -636,7 +636,8 @@ def test_srun_starts_what_horovodrun_does(step, tmp_path):
     "keys = 'HOSTNAME RANK SIZE LOCAL_RANK LOCAL_SIZE CROSS_RANK CROSS_SIZE'",
     "keys += ' CONTROLLER CPU_OPERATIONS GLOO_IFACE'",
     "line = [os.environ['HOROVOD_' + key] for key in keys.split()]",
-    "print(*line, *sys.argv[1:], flush=True)",
+    # At once: print writes each word alone, which another rank's may follow.
+    "os.write(1, (' '.join([*line, *sys.argv[1:]]) + '\\n').encode())",
   )
   script, env = step
   hosts = "127.0.0.2:2,127.0.0.3:2"
