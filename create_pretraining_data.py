@@ -4,6 +4,7 @@
       --output_file=records/train.tfrecord --vocab_file=vocab.txt
   horovodrun -np 4 -H host1:1,host2:1,host3:1,host4:1 \\
       python create_pretraining_data.py ...
+  sbatch --array=0-15%4 ... python create_pretraining_data.py ...
 
 writes records/train-00000-of-00004.tfrecord ... with an index beside each, and
 records/train.manifest.json. Flags, instances and masks are google/bert's.
@@ -14,12 +15,14 @@ cut into several. A stop leaves the finished work in
 records/train.tfrecord.unfinished, from which the same command resumes.
 """
 
+import os
 import signal
 import sys
 
+from common import console
 from common.errors import STOP_SIGNALS
 from common.settings import run_with
-from data import creation, record_report, work_dir
+from data import creation, launchers, record_report
 
 
 def report(summary: creation.Summary) -> str:
@@ -72,9 +75,12 @@ def main(settings: creation.Settings) -> None:
   """Makes records and prints their table."""
   for number in STOP_SIGNALS:
     signal.signal(number, _stop)
-  summary = creation.create(settings, work_dir.ranks_of_environment())
+  worker = launchers.worker_of(settings, os.environ)
+  summary = creation.create(settings, worker)
   if summary:
     print(report(summary))
+  elif not worker.number:
+    console.tell(f"{settings.manifest_path}: another worker has finished it")
 
 
 if __name__ == "__main__":

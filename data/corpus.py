@@ -2,7 +2,7 @@
 
 Workers tokenize pieces of text (text_files.py) into chunk files, and
 `StoreWriter` joins the chunks in order. So the store does not depend on the
-number of workers, and memory holds a chunk. A journal lets it resume.
+number of workers, and memory holds a chunk.
 """
 
 import dataclasses
@@ -67,7 +67,6 @@ class PieceTask:
 
   piece: Piece
   output: str  # the files are OUTPUT.0, OUTPUT.1, ..., then OUTPUT.done
-  first_chunk: int  # the store has the chunks before it
   text: TextFormat
   tokenizer: TokenizerSpec
   mark_words: bool  # whether to set the `continuation_bit`
@@ -80,12 +79,19 @@ class PieceTask:
     return f"{self.output}.{number}"
 
 
-def tokenize_piece(task: PieceTask) -> None:
-  """Tokenizes one piece into its chunk files; runs in a worker."""
+def tokenize_piece(task: PieceTask, scratch: str) -> None:
+  """Tokenizes one piece into its chunk files; runs in a worker.
+
+  A chunk is in the folder `scratch` until it is whole. Those that an earlier
+  worker made stay.
+  """
   batches = text_files.read_batches(task.piece, task.text)
   for number, chunk in enumerate(_chunks(batches)):
-    if number >= task.first_chunk:
-      _tokenize_chunk(chunk, task, task.chunk_file(number))
+    path = task.chunk_file(number)
+    if not os.path.exists(path):
+      aside = os.path.join(scratch, "chunk")
+      _tokenize_chunk(chunk, task, aside)
+      os.replace(aside, path)
   open(task.done_file, "wb").close()
 
 
@@ -127,7 +133,7 @@ def _tokenize_chunk(chunk: list[Batch], task: PieceTask, path: str) -> None:
   lengths = np.array(list(map(len, encoded)), np.int32)
   # A line without tokens is neither a sentence nor the end of a document.
   is_break = np.array([not line for line in lines], bool)
-  with files.atomic_write(path) as f:
+  with files.naming(path), open(path, "wb") as f:
     np.savez(
       f,
       tokens=tokens,
@@ -141,7 +147,7 @@ def _tokenize_chunk(chunk: list[Batch], task: PieceTask, path: str) -> None:
 
 _TOKENS, _SENTENCES, _DOCUMENTS = "tokens", "sentences.i64", "documents.i64"
 _STARTS = "starts.i64"  # documents of the text, before long ones are cut
-_JOURNAL, _COUNTS = "journal.json", "counts.json"
+COUNTS = "counts.json"  # written last
 # A DataError empties the work folder (work_dir.py).
 _REMEDY = "start the same command again"
 _SCAN = 1 << 22  # tokens counted at once
@@ -173,9 +179,9 @@ def entropy(counts: np.ndarray) -> float:
 
 
 @dataclasses.dataclass
-class _Journal:
-  piece: int = 0  # the next one
-  chunk: int = 0  # the next one of that piece
+class _Written:
+  """What a store has so far."""
+
   tokens: int = 0
   sentences: int = 0
   documents: int = 0
@@ -186,28 +192,17 @@ class _Journal:
 
 
 class StoreWriter:
-  """Appends chunks to a folder's token store; `journal` names the next one."""
+  """Writes chunks to the token store of an empty folder, in their order."""
 
   def __init__(self, folder: str, vocab_size: int):
     self.folder, self._vocab_size = folder, vocab_size
     self._dtype = token_dtype(vocab_size)
-    path = os.path.join(folder, _JOURNAL)
-    self.journal = j = _Journal()
-    if os.path.exists(path):
-      self.journal = j = _Journal(**json_files.read_own(path, _REMEDY))
-    self._files = {}
-    for name, size in (
-      (_TOKENS, j.tokens * self._dtype.itemsize),
-      (_SENTENCES, 8 * (j.sentences + 1) if j.sentences else 0),
-      (_STARTS, 8 * j.documents),
-    ):
-      path = os.path.join(folder, name)
-      _check_size(path, size)
-      self._files[name] = open(path, "ab")
-      # Drops what was written after the journal's last entry.
-      self._files[name].truncate(size)
-    if not j.sentences:
-      self._write(_SENTENCES, [0])
+    self.written = _Written()
+    self._files = {
+      name: open(os.path.join(folder, name), "wb")
+      for name in (_TOKENS, _SENTENCES, _STARTS)
+    }
+    self._write(_SENTENCES, [0])
 
   def _write(self, name, values):
     self._files[name].write(np.asarray(values, np.int64).tobytes())
@@ -219,9 +214,9 @@ class StoreWriter:
     for f in self._files.values():
       f.close()
 
-  def append(self, path: str) -> None:
-    """Appends the next chunk and deletes its file."""
-    j = self.journal
+  def append(self, path: str) -> int:
+    """Appends the next chunk; returns the bytes on disk of its text."""
+    j = self.written
     try:
       with np.load(path, allow_pickle=False) as chunk:
         tokens, lengths = chunk["tokens"], chunk["lengths"]
@@ -242,21 +237,7 @@ class StoreWriter:
     j.letters += letters
     j.text_bytes += text_bytes
     j.bytes_on_disk += bytes_on_disk
-    j.chunk += 1
-    self._write_journal()
-    os.unlink(path)
-
-  def next_piece(self) -> None:
-    self.journal.piece += 1
-    self.journal.chunk = 0
-    self._write_journal()
-
-  def _write_journal(self):
-    for f in self._files.values():
-      f.flush()
-    json_files.write(
-      os.path.join(self.folder, _JOURNAL), dataclasses.asdict(self.journal)
-    )
+    return bytes_on_disk
 
   def finish(
     self, tokenizer: tokenization.Encoder, block_tokens: int
@@ -266,11 +247,11 @@ class StoreWriter:
     The second pass holds whole documents in memory, so those of more than
     `block_tokens` are cut, between sentences, into about eighths of a block.
     """
-    j = self.journal
+    j = self.written
     if not j.sentences:
       raise errors.DataError("the input holds no sentence: only blank lines")
     self._write(_STARTS, [j.sentences])
-    # Closed, so that ranks on other machines see whole files too.
+    # Closed, so that workers on other machines see whole files too.
     self.__exit__()
     parts, cut_documents = self._write_documents(block_tokens)
     counts = self._token_counts()
@@ -288,7 +269,7 @@ class StoreWriter:
       unigram_entropy=entropy(counts),
     )
     json_files.write(
-      os.path.join(self.folder, _COUNTS),
+      os.path.join(self.folder, COUNTS),
       {**dataclasses.asdict(result), "vocab_size": self._vocab_size},
     )
     return result
@@ -300,7 +281,7 @@ class StoreWriter:
     parts = cut = 0
     path = os.path.join(self.folder, _DOCUMENTS)
     with files.naming(path), open(path, "wb") as f:
-      for i in range(0, self.journal.documents, _SCAN_DOCUMENTS):
+      for i in range(0, self.written.documents, _SCAN_DOCUMENTS):
         firsts = np.array(starts[i : i + _SCAN_DOCUMENTS + 1])
         long = np.flatnonzero(np.diff(sentences[firsts]) > block_tokens)
         cuts = [
@@ -342,7 +323,7 @@ def _check_size(path: str, least: int) -> None:
 
 def store_counts(folder: str) -> CorpusCounts | None:
   """What the store holds; None if it is incomplete, DataError if damaged."""
-  path = os.path.join(folder, _COUNTS)
+  path = os.path.join(folder, COUNTS)
   if not os.path.exists(path):
     return None
   values = json_files.read_own(path, _REMEDY)
@@ -357,7 +338,7 @@ def store_counts(folder: str) -> CorpusCounts | None:
 
 def open_store(folder: str) -> instances.Documents:
   """The documents of a complete store, memory-mapped."""
-  counts = json_files.read_own(os.path.join(folder, _COUNTS), _REMEDY)
+  counts = json_files.read_own(os.path.join(folder, COUNTS), _REMEDY)
   return instances.Documents(
     tokens=_mapped(folder, _TOKENS, token_dtype(counts["vocab_size"])),
     sentence_offsets=_mapped(folder, _SENTENCES, np.int64),

@@ -1,22 +1,26 @@
 """The work of create_pretraining_data.py: text to records.
 
-Worker processes and ranks share two passes: text to the token store
-(corpus.py), then the store to shards (shards.py). Both write to a folder beside
-the output (work_dir.py); complete files move to their places together.
+Any number of workers, with processes of their own, share two passes: pieces of
+text to the token store (corpus.py), then the store to shards (shards.py). Both
+write to a folder beside the output (work_dir.py), where each piece and shard is
+leased to one worker (leases.py). One worker, any, puts the store together; and
+one moves the complete shards to their places, when all are there.
 """
 
 import contextlib
 import dataclasses
 import functools
+import itertools
 import os
-import shutil
 import time
+from collections.abc import Callable, Iterator, Sequence
 
 import tokenization
 from common import console, errors
 from common.files import naming
 from data import (
   corpus,
+  leases,
   records,
   shards,
   text_files,
@@ -25,7 +29,7 @@ from data import (
   work_dir,
   workers,
 )
-from data.creation_settings import Settings
+from data.creation_settings import WORKER_SETTINGS, Settings
 
 _BLOCK_BYTES = 16 << 20  # about, of the records that a worker holds at a time
 _MAX_DEFAULT_SHARDS = 4096
@@ -45,19 +49,20 @@ class Summary:
 
 
 def create(
-  settings: Settings, ranks: work_dir.Ranks = work_dir.ALONE
+  settings: Settings, worker: work_dir.Worker | None = None
 ) -> Summary | None:
-  """Makes the records, their indexes and the manifest; every rank calls it.
+  """Makes the records, their indexes and the manifest, alone or with others.
 
-  Rank 0 gets the summary, the others None, and they may finish earlier. A
-  DataError leaves existing records as they are and no unfinished work.
+  It ends when all is made. The worker that moved the files gets the summary,
+  the others None. A DataError leaves existing records as they are and no
+  unfinished work.
   """
-  start = time.monotonic()
+  start, worker = time.monotonic(), worker or work_dir.alone()
   paths = records.expand_patterns(settings.input_file)
   claim(settings, paths, settings.given_shards)
   states = [_state(path) for path in paths]
   pieces = text_files.split_into_pieces(paths, settings.text)
-  tokenizer, info = _load_tokenizer(settings, ranks)
+  tokenizer, info = _load_tokenizer(settings, worker)
   settings = dataclasses.replace(settings, do_lower_case=info.do_lower_case)
   # All that decides the bytes: the same plan resumes.
   plan = dataclasses.asdict(settings) | {
@@ -65,16 +70,18 @@ def create(
     "tokenizer": dataclasses.asdict(info),
     "version": _PLAN_VERSION,
   }
-  del plan["num_workers"]
-  cores = max(1, workers.available_cores() // ranks.local_size)
+  for name in WORKER_SETTINGS:
+    del plan[name]
+  cores = max(1, workers.available_cores() // worker.local_count)
   os.makedirs(settings.folder, exist_ok=True)
   with (
-    work_dir.work_folder(settings.work_folder, plan, ranks) as folder,
-    # One pool for both passes: its workers keep the tokenizer.
+    work_dir.work_folder(settings.work_folder, plan, worker) as work,
+    # One pool for both passes: its processes keep the tokenizer.
     workers.Workers(settings.num_workers or cores) as pool,
   ):
-    work = _Work(settings, folder, ranks, pool, tokenizer)
-    counts, kept_bytes = work.tokenize(pieces)
+    work.check()
+    making = _Making(settings, work, pool, tokenizer)
+    counts, kept_bytes = making.tokenize(pieces)
     for path, state in zip(paths, states, strict=True):
       if _state(path) != state:
         raise errors.DataError(
@@ -83,26 +90,28 @@ def create(
     tokenized = time.monotonic()
     # The corpus may have decided how many shards there are.
     claim(settings, paths, _num_shards(counts, settings))
-    results, kept_shards = work.make_shards(counts)
-    if ranks.rank:
-      return None
+    results, kept_shards = making.make_shards(counts)
+    making.await_lease("publish", "the files to be moved to their places")
     made = time.monotonic()
     manifest = _manifest(settings, info, counts, results)
     # Making shards takes hours: others may have come meanwhile.
     earlier = claim(settings, paths, len(results))
-    _publish(settings, os.path.join(folder, _SHARDS), manifest, earlier)
-  seconds = {
-    "tokenizing": tokenized - start,
-    "making examples": made - tokenized,
-    "moving files": time.monotonic() - made,
-  }
-  kept = ""
-  if kept_bytes or kept_shards:
-    kept = (
-      f"{kept_bytes / 1e6:,.1f} MB of text tokenized and {kept_shards} of "
-      f"{len(results)} shards made before"
-    )
-  return Summary(manifest, settings.manifest_path, seconds, kept)
+    _publish(settings, making.shards, manifest, earlier)
+    work.finish()
+    seconds = {
+      "tokenizing": tokenized - start,
+      "making examples": made - tokenized,
+      "moving files": time.monotonic() - made,
+    }
+    kept = ""
+    if kept_bytes or kept_shards:
+      kept = (
+        f"{kept_bytes / 1e6:,.1f} MB of text tokenized and {kept_shards} of "
+        f"{len(results)} shards made before"
+      )
+    return Summary(manifest, settings.manifest_path, seconds, kept)
+  # The block has ended early: another worker had moved all to its place.
+  return None
 
 
 def _state(path: str) -> list:
@@ -148,11 +157,11 @@ def claim(
   return earlier
 
 
-def _load_tokenizer(settings: Settings, ranks: work_dir.Ranks):
+def _load_tokenizer(settings: Settings, worker: work_dir.Worker):
   """(spec, info) of the tokenizer, loaded so that errors come early."""
   files = tokenizer_files.named(settings)
   encoder, lines = tokenizer_files.load(files, settings.do_lower_case)
-  if lines and not ranks.rank:
+  if lines and not worker.number:
     console.tell(*lines)
   info = encoder.info()
   spec = corpus.TokenizerSpec(
@@ -211,7 +220,9 @@ def _publish(
     with contextlib.suppress(FileNotFoundError):
       os.unlink(os.path.join(settings.folder, name))
   for source, place in moves.items():
-    os.replace(source, place)
+    # A worker that was thought to be gone may be moving them, too.
+    with contextlib.suppress(FileNotFoundError):
+      os.replace(source, place)
   manifest.save(settings.manifest_path)
 
 
@@ -248,76 +259,105 @@ def _num_shards(counts: corpus.CorpusCounts, settings: Settings) -> int:
   )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Work:
-  settings: Settings
-  folder: str
-  ranks: work_dir.Ranks
-  pool: workers.Workers
-  tokenizer: corpus.TokenizerSpec
+class _Phase:
+  """Tasks of one kind, which the workers share; those of lost ones go on."""
 
-  def _start(self, function, tasks: list) -> list:
-    """Starts this rank's tasks, which it returns, but for finished ones."""
-    mine = tasks[self.ranks.rank :: self.ranks.size]
-    self.pool.start(
-      function, [task for task in mine if not os.path.exists(task.done_file)]
+  def __init__(
+    self,
+    function: Callable,
+    tasks: Sequence[leases.Task],
+    work: work_dir.Start,
+    pool: workers.Workers,
+  ):
+    self._function, self._tasks = function, tasks
+    self._work, self._pool = work, pool
+    self.kept = sum(map(_is_done, tasks))  # those done before
+    self._work.has_lost_workers()
+    self._offer()
+
+  def _offer(self) -> None:
+    """Has the pool take each task that is still free when its turn comes."""
+    take_and_do = functools.partial(
+      leases.do, self._function, self._work.leases, self._work.gone
     )
-    return mine
+    waiting = [task for task in self._tasks if not _is_done(task)]
+    self._pool.start(take_and_do, waiting)
 
-  def _wait(self, number: int, *files: str) -> None:
-    """Waits for one of the files of task `number`."""
+  def wait(self, *files: str) -> None:
+    """Waits until one of the files is there."""
     work_dir.wait_until(
-      lambda: any(map(os.path.exists, files)),
-      f"{files[0]} of rank {number % self.ranks.size}",
-      self.pool.check,
+      lambda: any(map(os.path.exists, files)), files[0], self.check
     )
+
+  def check(self) -> None:
+    """What to do while waiting: errors end it, tasks of lost workers go on."""
+    self._work.check()
+    self._pool.check()
+    if self._work.has_lost_workers():
+      self._offer()
+
+
+def _is_done(task: leases.Task) -> bool:
+  return os.path.exists(task.done_file)
+
+
+class _Making:
+  """The passes over a corpus, as one of their workers."""
+
+  def __init__(
+    self,
+    settings: Settings,
+    work: work_dir.Start,
+    pool: workers.Workers,
+    tokenizer: corpus.TokenizerSpec,
+  ):
+    self._settings, self._work, self._pool = settings, work, pool
+    self._tokenizer = tokenizer
+    self._store = os.path.join(work.folder, "store")
+    self._pieces = os.path.join(work.folder, "pieces")
+    self.shards = os.path.join(work.folder, "shards")
+    for folder in (self._store, self._pieces, self.shards):
+      os.makedirs(folder, exist_ok=True)
+
+  def _take(self, name: str) -> str | None:
+    return self._work.leases.take(name, self._work.gone)
+
+  def await_lease(self, name: str, what: str) -> None:
+    """Waits until this worker is to do what only one does."""
+    phase = _Phase(leases.do, [], self._work, self._pool)
+    work_dir.wait_until(lambda: self._take(name), what, phase.check)
 
   def tokenize(
     self, pieces: list[text_files.Piece]
   ) -> tuple[corpus.CorpusCounts, int]:
     """Text to the token store: (counts, text bytes of an earlier start)."""
-    settings = self.settings
-    store = os.path.join(self.folder, "store")
-    if counts := corpus.store_counts(store):
+    settings = self._settings
+    if counts := corpus.store_counts(self._store):
       return counts, counts.text_bytes
-    chunks = os.path.join(self.folder, "pieces")
-    os.makedirs(store, exist_ok=True)
-    os.makedirs(chunks, exist_ok=True)
     tasks = [
       corpus.PieceTask(
         piece,
-        os.path.join(chunks, f"{number:06d}"),
-        first_chunk=0,
+        os.path.join(self._pieces, f"{number:06d}"),
         text=settings.text,
-        tokenizer=self.tokenizer,
+        tokenizer=self._tokenizer,
         mark_words=settings.do_whole_word_mask,
       )
       for number, piece in enumerate(pieces)
     ]
-    if self.ranks.rank:
-      self._start(corpus.tokenize_piece, tasks)
-      counts = work_dir.wait_until(
-        functools.partial(corpus.store_counts, store),
-        f"rank 0 to put the tokens of all ranks into {store}",
-        self.pool.check,
-      )
-      return counts, 0
-    # A document longer than a block of examples is cut.
-    block_examples = _BLOCK_BYTES // _example_bytes(settings)
-    block_tokens = block_examples * settings.max_seq_length
-    loaded = corpus.load_tokenizer(self.tokenizer)
-    writing = corpus.StoreWriter(store, loaded.vocab_size)
-    with naming(store), writing as writer:
-      journal = writer.journal
-      kept = journal.bytes_on_disk
-      if journal.piece < len(tasks):  # the store has its first chunks
-        tasks[journal.piece] = dataclasses.replace(
-          tasks[journal.piece], first_chunk=journal.chunk
-        )
-      self._start(corpus.tokenize_piece, tasks)
-      self._join(tasks, writer)
-      counts = writer.finish(loaded, block_tokens)
-    shutil.rmtree(chunks)
+    before = set(os.listdir(self._pieces))
+    phase = _Phase(corpus.tokenize_piece, tasks, self._work, self._pool)
+    kept = 0
+
+    def stored() -> corpus.CorpusCounts | None:
+      nonlocal kept
+      scratch = self._take("store")
+      if scratch and not corpus.store_counts(self._store):
+        kept = self._join(tasks, phase, scratch, before)
+      return corpus.store_counts(self._store)
+
+    counts = work_dir.wait_until(
+      stored, "another worker to put the tokens together", phase.check
+    )
     if counts.documents < 2 and settings.objective != "mlm":
       raise errors.DataError(
         f"the input is one document of {counts.sentences} sentences, but half "
@@ -327,56 +367,81 @@ class _Work:
     return counts, kept
 
   def _join(
-    self, tasks: list[corpus.PieceTask], writer: corpus.StoreWriter
-  ) -> None:
-    """Puts all ranks' chunks into the store, in the order of the text."""
-    journal = writer.journal
+    self,
+    tasks: list[corpus.PieceTask],
+    phase: _Phase,
+    scratch: str,
+    before: set[str],
+  ) -> int:
+    """Makes the store of all workers' chunks, in the order of the text.
+
+    Returns the bytes of text whose chunks were there `before`.
+    """
+    settings = self._settings
+    # A document longer than a block of examples is cut.
+    block_examples = _BLOCK_BYTES // _example_bytes(settings)
+    block_tokens = block_examples * settings.max_seq_length
+    loaded = corpus.load_tokenizer(self._tokenizer)
     total = sum(os.path.getsize(path) for path in {t.piece.path for t in tasks})
-    with console.Progress(
-      "tokenizing", total / 1e6, "MB", journal.bytes_on_disk / 1e6
-    ) as bar:
-      while journal.piece < len(tasks):
-        task = tasks[journal.piece]
-        chunk = task.chunk_file(journal.chunk)
-        self._wait(journal.piece, chunk, task.done_file)
-        # A finished piece has all of its chunks.
-        if os.path.exists(chunk):
-          writer.append(chunk)
-          bar.at(journal.bytes_on_disk / 1e6)
-        else:
-          writer.next_piece()
+    joined, kept = [], 0
+    with (
+      naming(scratch),
+      corpus.StoreWriter(scratch, loaded.vocab_size) as writer,
+      console.Progress("tokenizing", total / 1e6, "MB") as bar,
+    ):
+      for chunk in _chunks_in_order(tasks, phase):
+        size = writer.append(chunk)
+        joined.append(chunk)
+        if os.path.basename(chunk) in before:
+          kept += size
+        bar.at(writer.written.bytes_on_disk / 1e6)
+      writer.finish(loaded, block_tokens)
+    leases.deliver(scratch, self._store, last=corpus.COUNTS)
+    for chunk in joined:
+      os.unlink(chunk)
+    return kept
 
   def make_shards(
     self, counts: corpus.CorpusCounts
   ) -> tuple[list[shards.ShardResult], int]:
-    """Makes shards; rank 0 waits for all: (results, number made before)."""
-    settings = self.settings
+    """Makes shards until all are there: (results, number made before)."""
+    settings = self._settings
     num_shards = _num_shards(counts, settings)
-    folder = os.path.join(self.folder, _SHARDS)
-    os.makedirs(folder, exist_ok=True)
     tasks = [
       shards.ShardTask(
-        store=os.path.join(self.folder, "store"),
-        path=os.path.join(folder, name),
+        store=self._store,
+        path=os.path.join(self.shards, name),
         shard=number,
         num_shards=num_shards,
         num_blocks=-(-_blocks_of_corpus(counts, settings) // num_shards),
         settings=settings,
-        tokenizer=self.tokenizer,
+        tokenizer=self._tokenizer,
       )
       for number, name in enumerate(settings.shard_names(num_shards))
     ]
-    kept = sum(os.path.exists(task.done_file) for task in tasks)
-    mine = self._start(shards.build_shard, tasks)
-    wanted = mine if self.ranks.rank else tasks
+    phase = _Phase(shards.build_shard, tasks, self._work, self._pool)
     # All shards hold about as much text.
     megabytes = counts.text_bytes / 1e6 / num_shards
     results = []
     with console.Progress(
-      "making records", len(wanted) * megabytes, "MB"
+      "making records", num_shards * megabytes, "MB"
     ) as bar:
-      for task in wanted:
-        self._wait(task.shard, task.done_file)
+      for task in tasks:
+        phase.wait(task.done_file)
         results.append(shards.ShardResult.load(task.done_file))
         bar.at(len(results) * megabytes)
-    return results, kept
+    return results, phase.kept
+
+
+def _chunks_in_order(
+  tasks: list[corpus.PieceTask], phase: _Phase
+) -> Iterator[str]:
+  """The files of all workers' chunks, each as soon as it is there."""
+  for task in tasks:
+    for number in itertools.count():
+      chunk = task.chunk_file(number)
+      phase.wait(chunk, task.done_file)
+      # A finished piece has all of its chunks.
+      if not os.path.exists(chunk):
+        break
+      yield chunk

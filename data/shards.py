@@ -5,6 +5,7 @@ workers. It holds, shuffles and packs one block of documents at a time.
 """
 
 import dataclasses
+import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from common import errors, json_files
 from data import (
   corpus,
   instances,
+  leases,
   masking,
   packing,
   record_order,
@@ -110,11 +112,16 @@ def _rows(
   return features
 
 
-def build_shard(task: ShardTask) -> None:
-  """Makes one shard, then `task.done_file`; runs in a worker."""
+def build_shard(task: ShardTask, scratch: str) -> None:
+  """Makes one shard in the folder `scratch`, then moves it to its place.
+
+  `task.done_file` is moved last; runs in a worker.
+  """
+  folder, name = os.path.split(task.path)
+  result_name = os.path.basename(task.done_file)
   documents = corpus.open_store(task.store)
   num_examples = real_tokens = masked_tokens = random_next = num_records = 0
-  with tfrecord.shard_writer(task.path) as writer:
+  with tfrecord.shard_writer(os.path.join(scratch, name)) as writer:
     for block in range(task.num_blocks):
       examples = _block_examples(documents, block, task)
       num_examples += len(examples)
@@ -134,7 +141,10 @@ def build_shard(task: ShardTask) -> None:
   result = ShardResult(
     writer.info, num_examples, real_tokens, masked_tokens, random_next
   )
-  json_files.write(task.done_file, dataclasses.asdict(result))
+  json_files.write(
+    os.path.join(scratch, result_name), dataclasses.asdict(result)
+  )
+  leases.deliver(scratch, folder, last=result_name)
 
 
 def _block_examples(

@@ -1,169 +1,256 @@
-"""The folder in which a data set is made; a stop leaves it for the next start.
+"""The folder in which a data set is made, by any workers that come.
 
-It records the plan (text, settings, tokenizer): the same command resumes with
-its contents, any other deletes them. Under `horovodrun` all ranks share the
-folder. Each makes its part of the files, and every file appears complete.
+It has a folder 0 for the first start of work, and 1 for the one after it, if
+that has another plan (text, settings, tokenizer). A worker joins the newest
+start of its own plan, or begins one. So a stop leaves its work for the next
+start, and nobody waits for a worker that has not come.
 """
 
 import contextlib
 import os
 import shutil
+import tempfile
 import time
+import urllib.parse
+import uuid
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
 from common import console, errors, files, json_files
+from data import leases
 
-_PLAN, _LOCK = "plan.json", "lock"
+# The files and folders of a start.
+_PLAN, _END, _RUNS, _WORK = "plan.json", "end.json", "runs", "work"
+_ASIDE = ".tmp"  # the ending of a start that is being made
 _POLL_SECONDS = 0.05
 _SAY_SECONDS = 60  # between lines that report a wait
 
 T = TypeVar("T")
 
 
-class Ranks(NamedTuple):
-  """The processes that make a data set, as `horovodrun` numbers them."""
+class Worker(NamedTuple):
+  """One of the commands that make a data set together."""
 
-  rank: int = 0
-  size: int = 1
-  local_size: int = 1  # ranks on this machine
-  run: str = ""  # identifies one start of all ranks
-
-
-ALONE = Ranks()
+  run: str  # that all of them have
+  number: int = 0
+  count: int = 1
+  local_count: int = 1  # of those on this machine
 
 
-def ranks_of_environment() -> Ranks:
-  """horovodrun's ranks; without it, one rank. UserError without Gloo."""
-  get = os.environ.get
-  size, server = int(get("HOROVOD_SIZE", "1")), "HOROVOD_GLOO_RENDEZVOUS_"
-  run = f"{get(f'{server}ADDR', '')}:{get(f'{server}PORT', '')}"
-  if size > 1 and run == ":":
-    raise errors.UserError(
-      f"HOROVOD_SIZE={size}, but the ranks cannot find each other: start them "
-      "by horovodrun with Gloo (horovodrun --gloo ...)"
-    )
-  rank, local_size = get("HOROVOD_RANK", "0"), get("HOROVOD_LOCAL_SIZE", "1")
-  return Ranks(int(rank), size, int(local_size), run)
+def alone() -> Worker:
+  """The only one of its run."""
+  return Worker(uuid.uuid4().hex)
+
+
+class _Over(Exception):
+  """Another worker has finished the data set."""
+
+
+class Start:
+  """A start of work, as one of its workers sees it."""
+
+  def __init__(self, path: str, held: leases.Leases):
+    self.path, self.leases = path, held
+    self.folder = os.path.join(path, _WORK)
+    self._watch = leases.Watch(path)
+    self._next_look, self._lives = 0.0, frozenset[str]()
+    self.gone = frozenset[str]()
+
+  def has_lost_workers(self) -> bool:
+    """Whether workers have left or are gone since the last call."""
+    if time.monotonic() < self._next_look:
+      return False
+    self._next_look = time.monotonic() + min(1.0, leases.BEAT_SECONDS)
+    gone, before = self.gone, self._lives
+    self._lives, self.gone = self._watch.look()
+    return bool(self.gone - gone or before - self._lives)
+
+  def check(self) -> None:
+    """Ends the work if another worker has finished it, or cannot go on."""
+    end = _read(os.path.join(self.path, _END))
+    if end.get("error"):
+      raise errors.DataError(end["error"])
+    if end:
+      raise _Over
+    if not os.path.exists(os.path.join(self.path, _PLAN)):
+      raise errors.UserError(
+        f"{self.path}: a start with other text or settings has deleted it; "
+        "give this command another --output_file"
+      )
+
+  def finish(self, error: str = "") -> None:
+    """From now on nothing is left to do for any worker."""
+    json_files.write(os.path.join(self.path, _END), {"error": error})
+
+  def leave(self, worker: Worker) -> None:
+    """Deletes the work; the last worker of its run deletes all."""
+    _clear(self.path)
+    run = _run_folder(self.path, worker)
+    with contextlib.suppress(FileNotFoundError):  # another was the last
+      open(os.path.join(run, str(worker.number)), "wb").close()
+      lives, _ = self._watch.look()
+      if len(os.listdir(run)) >= worker.count and not lives:
+        os.rename(run, run + _ASIDE)  # only one can
+        _delete(self.path)
+    with contextlib.suppress(OSError):  # it holds a newer start
+      os.rmdir(os.path.dirname(self.path))
 
 
 @contextlib.contextmanager
-def work_folder(path: str, plan: dict, ranks: Ranks) -> Iterator[str]:
-  """Opens `path` with the finished work of the same plan.
+def work_folder(path: str, plan: dict, worker: Worker) -> Iterator[Start]:
+  """Opens the newest start in `path` if it has this plan, or begins one.
 
-  `plan`, JSON values, has all that decides the contents. A DataError in the
-  block deletes the folder; other errors leave it for the next start. UserError
-  if another process works in it, it holds other files, or ranks' plans differ.
+  `plan`, JSON values, has all that decides the contents. When another worker
+  has finished all, `Start.check` ends the block, and this is no error: it is to
+  be called first, and in all waits. A DataError in the block ends the work of
+  all workers; other errors leave it for the next start. UserError if
+  others work there by another plan, or the folder holds other files.
   """
-  # By this file each rank reports that its part is finished.
-  rank_file = os.path.join(path, "rank-{}.json").format
-  if ranks.rank:
-    _await_plan(path, plan, ranks)
-    yield path
-    json_files.write(rank_file(ranks.rank), {"run": ranks.run})
-    return
-  os.makedirs(path, exist_ok=True)
-  with open(os.path.join(path, _LOCK), "wb") as lock:
-    files.lock(lock, path)
-    _prepare(path, plan, ranks)
-    try:
-      yield path
-    except errors.DataError:
-      # Other ranks may still write there; the plan is gone in any case.
-      with contextlib.suppress(OSError):
-        _remove(path)
-      raise
-    except BaseException:
-      console.tell(
-        f"{path} keeps what is finished: the same command resumes from it"
-      )
-      raise
-    # A late rank must still find the folder, with nothing left to do.
-    for rank in range(1, ranks.size):
-      _wait_for_run(rank_file(rank), f"rank {rank} to finish its part", ranks)
-    _remove(path)
+  place = _joined(path, plan, worker)
+  try:
+    with leases.heart(place) as held:
+      start = Start(place, held)
+      try:
+        yield start
+      except OSError:
+        start.check()  # after the end it is no error that files are missing
+        raise
+  except _Over:
+    pass
+  except errors.DataError as e:
+    with contextlib.suppress(OSError):
+      start.finish(str(e))
+    start.leave(worker)
+    raise
+  except BaseException:
+    console.tell(
+      f"{path} keeps what is finished: the same command resumes from it"
+    )
+    raise
+  start.leave(worker)
 
 
 def _read(path: str) -> dict:
-  """What a file that ranks wrote says; {} without one, or if it is damaged."""
+  """What a file that workers wrote says; {} without one, or if damaged."""
   try:
     return dict(json_files.read(path))
   except (TypeError, ValueError):
     return {}
 
 
-def plan_of(path: str) -> dict | None:
-  """The plan of a work folder; None if there is no readable one."""
-  return _read(os.path.join(path, _PLAN)).get("plan")
+def _run_folder(place: str, worker: Worker) -> str:
+  """Has a file for each worker of a run that has left."""
+  return os.path.join(place, _RUNS, urllib.parse.quote(worker.run, safe=""))
 
 
-def _wait_for_run(file: str, what: str, ranks: Ranks) -> None:
-  """Waits until this start's ranks, not an earlier one's, wrote a file."""
-  wait_until(
-    lambda: _read(file).get("run") == ranks.run, f"{what} and write {file}"
-  )
+def _joined(path: str, plan: dict, worker: Worker) -> str:
+  """The folder of the start that a worker belongs to."""
+  while True:
+    os.makedirs(path, exist_ok=True)
+    newest = _newest(path)
+    place = os.path.join(path, str(newest))
+    run, before = _run_folder(place, worker), _read(os.path.join(place, _PLAN))
+    end, is_ours = _read(os.path.join(place, _END)), os.path.exists(run)
+    if before == plan and (is_ours or not end):
+      with contextlib.suppress(FileNotFoundError):  # it was just deleted
+        if not is_ours:
+          os.mkdir(run)
+        return place
+      continue
+    if before and (not end or (is_ours and not end["error"])):
+      _replace(path, place, _differences(plan, before), is_ours)
+    if _begin(path, newest + 1, plan, worker):
+      return os.path.join(path, str(newest + 1))
 
 
-def _await_plan(path: str, plan: dict, ranks: Ranks) -> None:
-  _wait_for_run(os.path.join(path, _PLAN), "rank 0 to begin", ranks)
-  first = plan_of(path)
-  if first != plan:
+def _newest(path: str) -> int:
+  """The number of the newest start, or -1."""
+  names = sorted(os.listdir(path))
+  foreign = [
+    name for name in names if not name.isdigit() and not name.endswith(_ASIDE)
+  ]
+  if foreign:
     raise errors.UserError(
-      f"rank {ranks.rank} has other text or settings than rank 0 "
-      f"({_differences(plan, first)}): all machines must see the same files "
-      "under the same names"
+      f"{path}: holds {foreign[0]}, which this command did not make: move it "
+      "away, or give another --output_file"
     )
+  return max([-1, *(int(name) for name in names if name.isdigit())])
 
 
-def _differences(plan: dict, other: dict | None) -> str:
+def _replace(path: str, place: str, differences: str, is_same_run: bool):
+  """Makes room for another plan, when no worker works by the one of `place`."""
+  if is_same_run:
+    raise errors.UserError(
+      f"this worker has other text or settings than the first one of its run "
+      f"({differences}): all machines must see the same files under the same "
+      "names"
+    )
+  watch = leases.Watch(place)
+  while True:
+    lives, gone = watch.look()
+    if lives:
+      raise errors.UserError(
+        f"{path}: another process works there ({min(lives)}); wait for it or "
+        "end it"
+      )
+    unknown = watch.workers() - gone
+    if not unknown:
+      break
+    console.tell(
+      f"{path}: looking for up to a minute whether {min(unknown)} still works "
+      "there"
+    )
+    time.sleep(leases.BEAT_SECONDS)
+  console.tell(
+    f"{path} held work of other text or settings ({differences}): deleted it"
+  )
+  _clear(place)
+
+
+def _begin(path: str, number: int, plan: dict, worker: Worker) -> bool:
+  """Makes a start, whole, and deletes older ones; False: another was faster."""
+  place = os.path.join(path, str(number))
+  with files.naming(path):
+    aside = tempfile.mkdtemp(dir=path, prefix=f"{number}.", suffix=_ASIDE)
+  for name in (leases.WORKERS, leases.LEASES):
+    os.mkdir(os.path.join(aside, name))
+  os.makedirs(_run_folder(aside, worker))
+  json_files.write(os.path.join(aside, _PLAN), plan)
+  with contextlib.suppress(OSError):
+    os.rename(aside, place)
+  if os.path.exists(aside):
+    shutil.rmtree(aside)
+    return False
+  for name in os.listdir(path):
+    if int(name.partition(".")[0]) < number:
+      _delete(os.path.join(path, name))
+  return True
+
+
+def _differences(plan: dict, other: dict) -> str:
   """The names of what two plans have unlike."""
-  before = other or {}
   names = [
-    name for name in {**plan, **before} if plan.get(name) != before.get(name)
+    name for name in {**plan, **other} if plan.get(name) != other.get(name)
   ]
   return ", ".join(sorted(names))
 
 
-def _prepare(path: str, plan: dict, ranks: Ranks) -> None:
-  """Empties a folder of another plan, and writes ours for the other ranks."""
-  plan_file = os.path.join(path, _PLAN)
-  contents, before = _contents(path), plan_of(path)
-  if contents and not os.path.exists(plan_file):
-    raise errors.UserError(
-      f"{path}: holds {contents[0]}, which this command did not make: move it "
-      "away, or give another --output_file"
-    )
-  if contents and before != plan:
-    if before:
-      console.tell(
-        f"{path} held work of other text or settings "
-        f"({_differences(plan, before)}): deleted it"
-      )
-    _empty(path)
-  json_files.write(plan_file, {"run": ranks.run, "plan": plan})
+def _clear(place: str) -> None:
+  """Deletes the work of a start, which vanishes at once."""
+  for name in (_WORK, leases.LEASES):
+    _delete(os.path.join(place, name))
 
 
-def _contents(path: str) -> list[str]:
-  return sorted(set(os.listdir(path)) - {_LOCK, _PLAN, _PLAN + ".tmp"})
-
-
-def _empty(path: str) -> None:
-  """Deletes the contents; what a stop leaves of them has no plan."""
-  os.truncate(os.path.join(path, _PLAN), 0)
-  for name in _contents(path):
-    item = os.path.join(path, name)
-    shutil.rmtree(item) if os.path.isdir(item) else os.unlink(item)
-
-
-def _remove(path: str) -> None:
-  _empty(path)  # the plan stays to the end: it marks the folder as ours
-  shutil.rmtree(path)
+def _delete(folder: str) -> None:
+  """Deletes a folder; others see either all of it or nothing."""
+  aside = f"{folder}.{uuid.uuid4().hex}{_ASIDE}"
+  with contextlib.suppress(FileNotFoundError):
+    os.rename(folder, aside)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def wait_until(
-  ready: Callable[[], T | None],
-  what: str,
-  check: Callable[[], None] = lambda: None,
+  ready: Callable[[], T | None], what: str, check: Callable[[], None]
 ) -> T:
   """Returns the first true `ready()`; meanwhile `check()` may raise."""
   start = time.monotonic()

@@ -27,6 +27,7 @@ class Workers:
   def __init__(self, num_workers: int):
     self._error: BaseException | None = None
     self._is_thread = num_workers == 1
+    self._started: list[concurrent.futures.Future] = []
     self._pool: concurrent.futures.Executor
     if self._is_thread:
       self._pool = concurrent.futures.ThreadPoolExecutor(1)
@@ -43,7 +44,7 @@ class Workers:
   def __exit__(self, error, *_) -> None:
     """Waits for running tasks; after an error ends the processes instead."""
     if error and self._is_thread:
-      if self._error is None:
+      if any(future.running() for future in self._started):
         console.tell("waiting for the end of what one worker is doing ...")
     elif error:
       for process in multiprocessing.active_children():
@@ -53,7 +54,9 @@ class Workers:
   def start(self, function: Callable, tasks: Iterable) -> None:
     with _explained():
       for task in tasks:
-        self._pool.submit(function, task).add_done_callback(self._note)
+        future = self._pool.submit(function, task)
+        future.add_done_callback(self._note)
+        self._started.append(future)
 
   def map(self, function: Callable, *arguments: Iterable) -> Iterator:
     with _explained():

@@ -102,15 +102,17 @@ def stored_documents(store):
 def store_of(folder, paths, letters, block_tokens=1 << 20, **text):
   """Tokenizes files into a store; returns its counts."""
   spec = corpus.TokenizerSpec("wordpiece", letters, True, "")
+  os.makedirs(folder, exist_ok=True)
   with corpus.StoreWriter(str(folder), len(LETTERS)) as writer:
     for i, piece in enumerate(text_files.split_into_pieces(paths)):
       task = corpus.PieceTask(
-        piece, f"{folder}/{i}", 0, text_files.TextFormat(**text), spec, False
+        piece, f"{folder}/{i}", text_files.TextFormat(**text), spec, False
       )
-      corpus.tokenize_piece(task)
-      while os.path.exists(task.chunk_file(writer.journal.chunk)):
-        writer.append(task.chunk_file(writer.journal.chunk))
-      writer.next_piece()
+      corpus.tokenize_piece(task, str(folder))
+      for number in itertools.count():
+        if not os.path.exists(task.chunk_file(number)):
+          break
+        writer.append(task.chunk_file(number))
     return writer.finish(corpus.load_tokenizer(spec), block_tokens)
 
 

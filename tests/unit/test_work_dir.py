@@ -1,12 +1,12 @@
 """Data work that is stopped, shared by ranks, or told to do something else."""
 
+import concurrent.futures
 import contextlib
-import fcntl
 import glob
 import os
+import signal
 import subprocess
 import sys
-import threading
 import time
 
 import psutil
@@ -15,7 +15,15 @@ import runs
 from samples import contents, create, settings_of, write_documents
 
 from common import errors
-from data import corpus, creation, records, text_files, work_dir
+from data import (
+  corpus,
+  creation,
+  launchers,
+  records,
+  shards,
+  text_files,
+  work_dir,
+)
 
 
 class Stopped(BaseException):
@@ -79,20 +87,6 @@ def test_stopped_at_any_file_it_goes_on_to_the_same_bytes(
   assert len(kept) == 5  # nothing; text with 0, 1, 2 and 3 shards
 
 
-def test_what_was_written_after_the_journal_goes(
-  tmp_path, texts, letters, many_pieces
-):
-  settings = settings_of(tmp_path, texts, letters)
-  creation.create(settings)
-  want = contents(tmp_path / "out")
-  stopped_at(settings, corpus.StoreWriter, "_write_journal", 5)
-  for name in ("tokens", "sentences.i64", "starts.i64"):
-    with open(f"{settings.work_folder}/store/{name}", "ab") as f:
-      f.write(b"\xff" * (1 << 20))  # more than is still to come
-  creation.create(settings)
-  assert contents(tmp_path / "out") == want
-
-
 def test_other_settings_delete_what_was_made(tmp_path, texts, letters, capfd):
   first = settings_of(tmp_path, texts, letters)
   stopped_at(first, records.Manifest, "save")
@@ -122,7 +116,7 @@ def test_a_folder_that_is_not_ours_stays(tmp_path, texts, letters):
 def test_only_one_at_a_time(tmp_path, texts, letters):
   settings = settings_of(tmp_path, texts, letters)
   os.makedirs(settings.folder)
-  with work_dir.work_folder(settings.work_folder, {}, work_dir.ALONE):
+  with work_dir.work_folder(settings.work_folder, {}, work_dir.alone()):
     with pytest.raises(errors.UserError, match="another process works there"):
       creation.create(settings)
 
@@ -147,12 +141,7 @@ _WRITER, _SAVE = corpus.StoreWriter, (records.Manifest, "save")
 @pytest.mark.parametrize(
   "stop, name, size",
   [
-    *(((_WRITER, "append", 1), "*/*.[0-9]", size) for size in (0, 9, 60)),
-    *(
-      ((_WRITER, "_write_journal", 5), f"store/{name}", size)
-      for name in ("tokens", "sentences.i64", "starts.i64")
-      for size in (None, 8)
-    ),
+    *(((_WRITER, "append", 1), "pieces/*.[0-9]", size) for size in (0, 9, 60)),
     *(
       (_SAVE, f"store/{name}", None)
       for name in ("tokens", "sentences.i64", "documents.i64")
@@ -167,7 +156,7 @@ def test_a_file_that_lost_bytes_is_refused(
   """A chunk of tokens, the store's files, what a shard holds."""
   settings = settings_of(tmp_path, texts, letters, num_shards=1)
   stopped_at(settings, *stop)
-  paths = glob.glob(f"{settings.work_folder}/{name}")
+  paths = glob.glob(f"{settings.work_folder}/0/work/{name}")
   assert paths
   for path in paths:
     os.unlink(path) if size is None else os.truncate(path, size)
@@ -178,15 +167,14 @@ def test_a_file_that_lost_bytes_is_refused(
 
 
 def test_published_records_stay(tmp_path, texts, letters):
-  """The end of the other ranks is waited for after the manifest is there."""
+  """Deleting the work is stopped when the manifest is there."""
   settings = settings_of(tmp_path, texts, letters, num_shards=2)
-  stopped_at(settings, work_dir, "_remove")
+  stopped_at(settings, work_dir.Start, "leave")
   files = [path for path in (tmp_path / "out").iterdir() if path.is_file()]
   want = {path.name: path.read_bytes() for path in files}
   assert len(want) == 5
-  # As with any number of workers.
-  summary = create(tmp_path, texts, letters, num_shards=2, num_workers=2)
-  assert "2 of 2 shards made before" in summary.kept
+  # As with any number of processes.
+  create(tmp_path, texts, letters, num_shards=2, num_workers=2)
   assert contents(tmp_path / "out") == want
 
 
@@ -196,7 +184,7 @@ def test_published_records_stay_when_others_are_gone(tmp_path, texts, letters):
   before = contents(tmp_path / "out")
   other = settings_of(tmp_path, texts, letters, num_shards=2, dupe_factor=2)
   stopped_at(other, creation, "_publish")
-  os.unlink(f"{other.work_folder}/shards/train-00001-of-00002.tfrecord")
+  os.unlink(f"{other.work_folder}/0/work/shards/train-00001-of-00002.tfrecord")
   with pytest.raises(errors.DataError, match="00001-of-.* is gone: start"):
     creation.create(other)
   assert contents(tmp_path / "out") == before
@@ -215,7 +203,7 @@ def test_records_that_lost_a_file_are_made_again(tmp_path, texts, letters):
 def test_what_is_waited_for_is_said(monkeypatch, capsys):
   monkeypatch.setattr(work_dir, "_SAY_SECONDS", 0)
   answers = iter([False, False, True])
-  work_dir.wait_until(lambda: next(answers), "rank 1 to end")
+  work_dir.wait_until(lambda: next(answers), "rank 1 to end", lambda: None)
   assert (
     capsys.readouterr().err == 2 * "waiting for rank 1 to end: 0:00 so far\n"
   )
@@ -258,7 +246,7 @@ def test_killed_it_keeps_shards_and_leaves_no_process(
   )
   work = tmp_path / "killed" / "train.tfrecord.unfinished"
   process = start("killed")
-  made = lambda: sorted((work / "shards").glob("*.result"))
+  made = lambda: sorted((work / "0/work/shards").glob("*.result"))
   wait_for(lambda: len(made()) >= 2)
   children = psutil.Process(process.pid).children(recursive=True)
   assert len(children) >= 2
@@ -296,7 +284,7 @@ def started(tmp_path, letters, until):
 
 
 def test_a_worker_that_dies_is_told(tmp_path, letters):
-  process, _ = started(tmp_path, letters, until="shards/*.tmp")
+  process, _ = started(tmp_path, letters, until="0/leases/*.result.0/*.tmp")
   is_worker = lambda p: "spawn_main" in " ".join(p.cmdline())
   children = psutil.Process(process.pid).children()
   next(filter(is_worker, children)).kill()
@@ -311,7 +299,7 @@ def test_a_worker_that_dies_is_told(tmp_path, letters):
 
 @pytest.mark.parametrize("number", errors.STOP_SIGNALS)
 def test_a_signal_stops_it(tmp_path, letters, number):
-  process, work = started(tmp_path, letters, until="shards/*.result")
+  process, work = started(tmp_path, letters, until="0/work/shards/*.result")
   process.send_signal(number)
   _, err = process.communicate(timeout=runs.HANG_SECONDS)
   assert process.returncode == 1
@@ -321,92 +309,188 @@ def test_a_signal_stops_it(tmp_path, letters, number):
   ]
 
 
-# Ranks ------------------------------------------------------------------------
+# Workers ----------------------------------------------------------------------
 
 
-def environment(rank, size, run="1"):
-  return {
-    **os.environ,
-    "HOROVOD_RANK": str(rank),
-    "HOROVOD_SIZE": str(size),
-    "HOROVOD_LOCAL_SIZE": "1",
-    "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
-    "HOROVOD_GLOO_RENDEZVOUS_PORT": run,
-  }
+def share(settings, numbers, count, at_a_time):
+  """Makes records by workers in threads; what each of them returns."""
+
+  def make(number):
+    return creation.create(settings, work_dir.Worker("run", number, count))
+
+  with concurrent.futures.ThreadPoolExecutor(at_a_time) as threads:
+    return list(threads.map(make, numbers))
 
 
-def test_ranks_share_the_work(tmp_path, texts, letters, many_pieces):
+def test_16_workers_of_which_4_run_at_a_time(
+  tmp_path, texts, letters, many_pieces
+):
+  """Each piece is made once, and the last worker leaves the records alone."""
   settings = lambda out: settings_of(
-    tmp_path, texts, letters, num_shards=4,
+    tmp_path, texts, letters, num_shards=7,
     output_file=f"{tmp_path}/{out}/train.tfrecord",
   )  # fmt: skip
   alone = creation.create(settings("alone"))
-  results = {}
+  made = []
 
-  def work(rank):
-    ranks = work_dir.Ranks(rank, 3, 3, "run")
-    summary = creation.create(settings("three"), ranks)
-    results[rank] = summary and summary.manifest
+  def counted(module, name):
+    original = getattr(module, name)
 
-  threads = [threading.Thread(target=work, args=[rank]) for rank in (2, 1, 0)]
-  for thread in threads:
-    thread.start()
-    time.sleep(0.2)  # rank 0 comes last, the others wait for it
-  for thread in threads:
-    thread.join(runs.HANG_SECONDS)
-  assert results == {0: alone.manifest, 1: None, 2: None}
-  assert contents(tmp_path / "three") == contents(tmp_path / "alone")
+    def call(task, scratch):
+      made.append(os.path.basename(task.done_file))
+      original(task, scratch)
+
+    return call
+
+  with pytest.MonkeyPatch.context() as patch:
+    for module, name in (corpus, "tokenize_piece"), (shards, "build_shard"):
+      patch.setattr(module, name, counted(module, name))
+    summaries = share(settings("many"), range(15), 16, at_a_time=4)
+    assert len(made) == len(set(made)) > 10
+    summary = next(filter(None, summaries))
+    assert summary.manifest == alone.manifest
+    assert summaries.count(None) == 14
+    work = f"{tmp_path}/many/train.tfrecord.unfinished"
+    assert sorted(os.listdir(f"{work}/0")) == [
+      "end.json", "plan.json", "runs", "workers"
+    ]  # fmt: skip
+    before = len(made)
+    assert share(settings("many"), [15], 16, at_a_time=1) == [None]
+    assert len(made) == before
+  assert contents(tmp_path / "many") == contents(tmp_path / "alone")
 
 
-def test_ranks_with_other_flags_are_told(tmp_path, texts, letters):
-  start = lambda rank, copies: subprocess.Popen(
-    command(tmp_path, texts, letters, "out", f"--dupe_factor={copies}"),
-    env=environment(rank, 2),
-    stderr=subprocess.PIPE,
-    text=True,
+_KILLED_AT = """
+import os, signal
+from data import creation, corpus, shards, work_dir
+def die(*arguments, **named):
+  os.kill(os.getpid(), signal.SIGKILL)
+{}.{} = die
+import create_pretraining_data
+from common.settings import run_with
+run_with(creation.Settings, create_pretraining_data.main)
+"""
+
+
+@pytest.mark.parametrize(
+  "owner, name",
+  [
+    ("corpus", "tokenize_piece"),
+    ("corpus", "_tokenize_chunk"),
+    ("corpus.StoreWriter", "append"),
+    ("corpus.StoreWriter", "finish"),
+    ("shards", "build_shard"),
+    ("shards.leases", "deliver"),
+    ("creation", "_publish"),
+    ("work_dir.Start", "finish"),
+    ("work_dir.Start", "leave"),
+  ],
+)
+def test_a_killed_worker_is_replaced_at_once(
+  tmp_path, texts, letters, many_pieces, owner, name
+):
+  """In each part of the work; the other worker is one of the same run."""
+  flags = ["--num_shards=3", "--num_workers=1", "--dupe_factor=3"]
+  flags += ["--workers=2", "--run=a"]
+  script = ["-c", _KILLED_AT.format(owner, name)]
+  both = command(tmp_path, texts, letters, "out", *flags)
+  killed = subprocess.run(
+    [both[0], *script, *both[2:], "--worker=0"], timeout=runs.HANG_SECONDS
   )
-  root, other = start(0, 2), start(1, 3)
-  _, err = other.communicate(timeout=runs.HANG_SECONDS)
-  root.terminate()
-  root.communicate(timeout=runs.HANG_SECONDS)
-  assert other.returncode == 1
-  assert "rank 1 has other text or settings than rank 0 (dupe_" in err
+  assert killed.returncode == -signal.SIGKILL
+  settings = lambda out: settings_of(
+    tmp_path, texts, letters, num_shards=3,
+    output_file=f"{tmp_path}/{out}/train.tfrecord",
+  )  # fmt: skip
+  start = time.monotonic()
+  creation.create(settings("out"), work_dir.Worker("a", 1, 2))
+  assert time.monotonic() - start < 30  # a lease of another machine takes 60
+  # The killed one comes again, as a job does that is started again.
+  assert creation.create(settings("out"), work_dir.Worker("a", 0, 2)) is None
+  creation.create(settings("alone"))
+  assert contents(tmp_path / "out") == contents(tmp_path / "alone")
 
 
-def test_ranks_without_a_launcher_are_told(monkeypatch):
-  monkeypatch.setenv("HOROVOD_SIZE", "2")
-  monkeypatch.delenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", raising=False)
-  monkeypatch.delenv("HOROVOD_GLOO_RENDEZVOUS_PORT", raising=False)
-  with pytest.raises(errors.UserError, match="start them by horovodrun"):
-    work_dir.ranks_of_environment()
+def test_an_error_ends_all_workers(tmp_path, texts, letters):
+  """Also one that comes later; with the text mended the run starts over."""
+  settings = settings_of(tmp_path, texts, letters)
+  bad = tmp_path / "a.txt"
+  text = bad.read_bytes()
+  bad.write_bytes(text + b"\xff\n")
+  for number in (0, 1):
+    with pytest.raises(errors.DataError, match="a.txt: line .*not text in"):
+      creation.create(settings, work_dir.Worker("a", number, 3))
+  bad.write_bytes(text)
+  assert creation.create(settings, work_dir.Worker("a", 2, 3))
+
+
+def test_workers_with_other_flags_are_told(tmp_path, texts, letters):
+  settings = lambda copies: settings_of(
+    tmp_path, texts, letters, dupe_factor=copies
+  )
+  creation.create(settings(2), work_dir.Worker("a", 0, 2))
+  with pytest.raises(errors.UserError, match="first one of its run .dupe_"):
+    creation.create(settings(3), work_dir.Worker("a", 1, 2))
+
+
+def test_the_same_command_helps(tmp_path, texts, letters, monkeypatch):
+  """Also without a run's name: it takes what is free."""
+  settings = settings_of(tmp_path, texts, letters, num_shards=2)
+  publish = creation._publish
+  workers = f"{settings.work_folder}/0/workers"
+
+  def with_the_other(*arguments):
+    wait_for(lambda: len(os.listdir(workers)) == 2)
+    publish(*arguments)
+
+  monkeypatch.setattr(creation, "_publish", with_the_other)
+  with concurrent.futures.ThreadPoolExecutor(2) as threads:
+    first, second = threads.map(creation.create, [settings] * 2)
+  assert (first is None) != (second is None)
+  assert not os.path.exists(settings.work_folder)
+
+
+def test_launchers_are_known(tmp_path, texts, letters):
+  settings = lambda **given: settings_of(tmp_path, texts, letters, **given)
+  horovod = {
+    "HOROVOD_RANK": "1", "HOROVOD_SIZE": "4", "HOROVOD_LOCAL_SIZE": "2",
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1",
+    "HOROVOD_GLOO_RENDEZVOUS_PORT": "80",
+  }  # fmt: skip
+  step = {"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "7"}
+  array = {
+    "SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_TASK_MIN": "1",
+    "SLURM_ARRAY_TASK_COUNT": "16", "SLURM_ARRAY_JOB_ID": "6",
+  }  # fmt: skip
+  pod = {"JOB_COMPLETION_INDEX": "2", "HOSTNAME": "records-2"}
+  known = launchers.worker_of
+  assert known(settings(), horovod) == ("10.0.0.1:80", 1, 4, 2)
+  assert known(settings(), step) == ("7", 3, 8, 1)
+  assert known(settings(), step | array) == ("6", 4, 16, 1)
+  assert known(settings(), step | array | horovod)[0] == "10.0.0.1:80"
+  assert known(settings(workers=3), pod) == ("records", 2, 3, 1)
+  given = settings(workers=9, worker=8, run="x")
+  assert known(given, {}) == known(given, array) == ("x", 8, 9, 1)
+  assert known(settings(), {})[1:] == (0, 1, 1)
+  with pytest.raises(errors.UserError, match="must be 0 to 1"):
+    known(settings(workers=2, worker=2, run="x"), {})
+  with pytest.raises(errors.UserError, match="give all of them the same --run"):
+    known(settings(), {"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"})
 
 
 def test_a_full_disk_can_be_freed(tmp_path, monkeypatch):
-  """A folder of work is emptied also where its plan cannot be written."""
-  folder = tmp_path / "work"
-  (folder / "shards").mkdir(parents=True)
-  (folder / "shards" / "a").write_text("a")
-  work_dir.json_files.write(str(folder / work_dir._PLAN), {"plan": {"a": 1}})
+  """The work of another plan is deleted where no new plan can be written."""
+  folder = str(tmp_path / "work")
+  with contextlib.suppress(KeyboardInterrupt):
+    with work_dir.work_folder(folder, {"a": 1}, work_dir.alone()) as work:
+      os.makedirs(f"{work.folder}/shards")
+      raise KeyboardInterrupt
 
   def full(*_):
     raise OSError(28, "No space left on device")
 
   monkeypatch.setattr(work_dir.json_files, "write", full)
-  work_dir._empty(str(folder))
-  assert work_dir._contents(str(folder)) == []
-  assert work_dir.plan_of(str(folder)) is None
   with pytest.raises(OSError, match="No space"):  # and then there is room
-    with work_dir.work_folder(str(folder), {"a": 2}, work_dir.ALONE):
+    with work_dir.work_folder(folder, {"a": 2}, work_dir.alone()):
       pass
-
-
-def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch, capsys):
-  def lacking(*_):
-    raise OSError(38, "Function not implemented")
-
-  monkeypatch.setattr(fcntl, "flock", lacking)
-  folder = str(tmp_path / "work")
-  with work_dir.work_folder(folder, {"a": 1}, work_dir.ALONE):
-    pass
-  told = f"{folder}: cannot be locked (Function not implemented)"
-  assert told in capsys.readouterr().err and not os.path.exists(folder)
+  assert not os.path.exists(work.folder)

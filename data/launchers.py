@@ -1,0 +1,74 @@
+"""Which worker of how many this command is, as what started it says."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from common.errors import UserError
+from data.creation_settings import Settings
+from data.work_dir import Worker, alone
+
+
+class _Launcher(NamedTuple):
+  """The variables that something sets which starts commands together."""
+
+  worker: str
+  run: tuple[str, ...]  # joined, they name the start; some may be missing
+  workers: str = ""  # "": --workers says it
+  first: str = ""  # the number of the first worker, if it is not 0
+  local: str = ""  # how many are on this machine
+
+
+# The first whose variable `worker` is set counts: horovodrun may run in a job
+# of Slurm, and a task of a Slurm array has a SLURM_PROCID, too.
+_LAUNCHERS = (
+  _Launcher(
+    "HOROVOD_RANK",
+    ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
+    workers="HOROVOD_SIZE",
+    local="HOROVOD_LOCAL_SIZE",
+  ),
+  _Launcher(
+    "SLURM_ARRAY_TASK_ID",
+    ("SLURM_ARRAY_JOB_ID",),
+    workers="SLURM_ARRAY_TASK_COUNT",
+    first="SLURM_ARRAY_TASK_MIN",
+  ),
+  _Launcher(
+    "SLURM_PROCID",
+    ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+    workers="SLURM_NTASKS",
+  ),
+  # A pod of an Indexed Job has the host name JOB-INDEX.
+  _Launcher("JOB_COMPLETION_INDEX", ("HOSTNAME",)),
+)
+_NONE = _Launcher("", ())
+
+
+def worker_of(settings: Settings, environment: Mapping[str, str]) -> Worker:
+  """The worker that flags say, or else the environment; or one alone.
+
+  UserError if workers cannot be told from those of another start.
+  """
+  found = next((row for row in _LAUNCHERS if row.worker in environment), _NONE)
+  number_of = lambda name, default: int(environment.get(name, default))
+  number, count = settings.worker, settings.workers
+  if number is None:
+    number = number_of(found.worker, 0) - number_of(found.first, 0)
+  if count is None:
+    count = number_of(found.workers, 1)
+  if settings.worker is not None and number >= count:
+    raise UserError(
+      f"--workers={count} --worker={number}: --worker must be 0 to "
+      f"{count - 1}, or --workers larger"
+    )
+  if count == 1:
+    return alone()
+  names = [environment[name] for name in found.run if name in environment]
+  run = settings.run or ":".join(names).removesuffix(f"-{number}")
+  if not run:
+    raise UserError(
+      f"--workers={count}: nothing tells these workers from those of another "
+      "start: give all of them the same --run, or start them by horovodrun "
+      "--gloo, Slurm or Kubernetes"
+    )
+  return Worker(run, number, count, number_of(found.local, 1))

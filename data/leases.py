@@ -1,0 +1,195 @@
+"""Leases: which of the workers on a shared folder does a piece of the work.
+
+A lease is a folder, NAME.0, which one rename makes appear together with the
+name of its owner, so only one worker gets it. The owner keeps there what it has
+not finished. When the owner is gone, the next lease is NAME.1, and so on. None
+is removed, so nobody takes a newer one away than it saw. An owner that only
+slept goes on in its own folder, and its files are those of the next owner.
+
+A worker lives while its file changes, by each watcher's own count of looks: no
+two clocks are compared. On one machine the end of a worker shows at once, by
+the lock on its file.
+"""
+
+import contextlib
+import fcntl
+import itertools
+import os
+import shutil
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple, Protocol
+
+BEAT_SECONDS = 5.0
+# A worker is gone after so many looks, a beat apart, at the same file.
+LOST_BEATS = 12
+_OWNER = "owner"
+WORKERS, LEASES = "workers", "leases"  # the folders
+
+
+def _this_machine() -> str:
+  """What distinguishes a machine that runs, and a container on it."""
+  with open("/proc/sys/kernel/random/boot_id") as f:
+    return f"{os.uname().nodename} {f.read().strip()}"
+
+
+_MACHINE = _this_machine()
+
+
+class Task(Protocol):
+  """Work for one worker; it is done when the file is there."""
+
+  @property
+  def done_file(self) -> str: ...
+
+
+class Leases(NamedTuple):
+  """The leases of a folder, as one worker takes them; processes share it."""
+
+  folder: str
+  worker: str
+
+  def take(self, name: str, gone: Collection[str] = ()) -> str | None:
+    """The folder of a new lease; None if a worker that lives has it.
+
+    `gone` are workers that have ended, beside those that say so themselves.
+    """
+    for number in itertools.count():
+      place = os.path.join(self.folder, LEASES, f"{name}.{number}")
+      owner = _read(os.path.join(place, _OWNER)).partition(" ")[0]
+      if not owner:
+        return self._claim(place)
+      beats = os.path.join(self.folder, WORKERS, owner)
+      if owner not in gone and os.path.exists(beats):
+        return None
+
+  def _claim(self, place: str) -> str | None:
+    """Makes the lease `place`; None if another was faster."""
+    owner = f"{self.worker} {uuid.uuid4().hex}"
+    aside = tempfile.mkdtemp(dir=os.path.dirname(place), prefix="new-")
+    with open(os.path.join(aside, _OWNER), "w") as f:
+      f.write(owner)
+    # A full folder is never replaced. Whether it worked is read from the disk:
+    # on a network the answer to a rename that worked may be lost.
+    with contextlib.suppress(OSError):
+      os.rename(aside, place)
+    if _read(os.path.join(place, _OWNER)) == owner:
+      return place
+    shutil.rmtree(aside, ignore_errors=True)
+    return None
+
+
+def do(function: Callable, leases: Leases, gone: frozenset, task: Task) -> None:
+  """Calls function(task, folder of its lease), if the task is still free."""
+  name = os.path.basename(task.done_file)
+  if os.path.exists(task.done_file):
+    return
+  scratch = leases.take(name, gone)
+  if scratch and not os.path.exists(task.done_file):
+    function(task, scratch)
+
+
+def deliver(scratch: str, folder: str, last: str) -> None:
+  """Moves what is in a lease to `folder`: at the end the file `last`."""
+  names = set(os.listdir(scratch)) - {_OWNER, last}
+  for name in [*sorted(names), last]:
+    os.replace(os.path.join(scratch, name), os.path.join(folder, name))
+
+
+class Watch:
+  """Watches the workers of a folder."""
+
+  def __init__(self, folder: str):
+    self._folder = os.path.join(folder, WORKERS)
+    self._looks, self._last_look = 0, 0.0
+    # The time of a worker's last beat, the look that first found it so, and
+    # whether an earlier look found another.
+    self._seen: dict[str, tuple[int, int, bool]] = {}
+
+  def workers(self) -> frozenset[str]:
+    """All that came and did not leave; some may have been killed."""
+    return frozenset(os.listdir(self._folder))
+
+  def look(self) -> tuple[frozenset[str], frozenset[str]]:
+    """(workers that live, workers that are gone); others are not known yet."""
+    now = time.monotonic()
+    # Looks, not seconds: while this process is stopped, nobody is lost.
+    if now - self._last_look >= BEAT_SECONDS:
+      self._looks, self._last_look = self._looks + 1, now
+    states = {name: self._lives(name) for name in self.workers()}
+    return (
+      frozenset(name for name in states if states[name]),
+      frozenset(name for name in states if states[name] is False),
+    )
+
+  def _lives(self, name: str) -> bool | None:
+    try:
+      # Opening a file asks the server of a network's folder for its time.
+      with open(os.path.join(self._folder, name)) as f:
+        beat, machine = os.fstat(f.fileno()).st_mtime_ns, f.read()
+        is_locked = _is_locked(f.fileno()) if machine == _MACHINE else None
+    except FileNotFoundError:
+      return False
+    last, since, changed = self._seen.get(name, (beat, self._looks, False))
+    if beat != last:
+      since, changed = self._looks, True
+    self._seen[name] = beat, since, changed
+    if self._looks - since > LOST_BEATS:
+      return False
+    return changed or None if is_locked is None else is_locked
+
+
+def _is_locked(file: int) -> bool | None:
+  """Whether another holds a file's lock; None without locks."""
+  try:
+    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+  except BlockingIOError:
+    return True
+  except OSError:
+    return None
+  return False
+
+
+@contextlib.contextmanager
+def heart(folder: str) -> Iterator[Leases]:
+  """This process as a worker of a folder: its file changes in each beat.
+
+  The folder has the folders `WORKERS` and `LEASES`.
+  """
+  worker = f"{os.uname().nodename}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+  path = os.path.join(folder, WORKERS, worker)
+  # It is locked before others see it; without locks only its beats count.
+  aside = os.path.join(folder, worker)
+  ended = threading.Event()
+
+  def beat():
+    while not ended.wait(BEAT_SECONDS):
+      with contextlib.suppress(OSError):
+        os.utime(path)
+
+  beating = threading.Thread(target=beat, daemon=True)
+  with open(aside, "w") as f:
+    f.write(_MACHINE)
+    f.flush()
+    with contextlib.suppress(OSError):
+      fcntl.flock(f, fcntl.LOCK_EX)
+    os.rename(aside, path)
+    beating.start()
+    try:
+      yield Leases(folder, worker)
+    finally:
+      ended.set()
+      beating.join()
+      with contextlib.suppress(OSError):
+        os.unlink(path)
+
+
+def _read(path: str) -> str:
+  try:
+    with open(path) as f:
+      return f.read()
+  except FileNotFoundError:
+    return ""

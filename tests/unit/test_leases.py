@@ -1,0 +1,147 @@
+"""Leases: one worker does a piece of work, and another if that one is gone."""
+
+import concurrent.futures
+import contextlib
+import fcntl
+import os
+import time
+
+import pytest
+
+from data import leases
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+  """The folder of some workers, whose beats are fast."""
+  monkeypatch.setattr(leases, "BEAT_SECONDS", 0.01)
+  for name in (leases.WORKERS, leases.LEASES):
+    (tmp_path / name).mkdir()
+  return str(tmp_path)
+
+
+@contextlib.contextmanager
+def elsewhere(folder):
+  """A worker on another machine."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(leases, "_MACHINE", "another machine")
+    stack = contextlib.ExitStack()
+    held = stack.enter_context(leases.heart(folder))
+  with stack:
+    yield held
+
+
+def killed(folder, monkeypatch):
+  """A worker of another machine, which was killed."""
+  held = leases.Leases(folder, "killed")
+  with open(os.path.join(folder, leases.WORKERS, "killed"), "w") as f:
+    f.write("another machine")
+  return held
+
+
+def looked(watch, wanted):
+  """What a watch sees when it is no longer in doubt, after how many looks."""
+  for looks in range(1, 1000):
+    lives, gone = watch.look()
+    if wanted in lives | gone:
+      return lives, gone, looks
+    time.sleep(0.001)
+    watch._last_look = 0.0  # a beat later
+  raise AssertionError("always in doubt")
+
+
+def test_many_workers_take_a_lease_once(folder):
+  names = [str(number) for number in range(40)]
+  with leases.heart(folder) as first, leases.heart(folder) as second:
+    take = lambda taker: [taker.take(name) for name in names]
+    with concurrent.futures.ThreadPoolExecutor(8) as threads:
+      results = list(threads.map(take, [first, second] * 4))
+  for number, name in enumerate(names):
+    taken = [result[number] for result in results if result[number]]
+    assert taken == [os.path.join(folder, leases.LEASES, f"{name}.0")]
+  made = os.listdir(os.path.join(folder, leases.LEASES))
+  assert len(made) == len(names)  # of those that were slower nothing stays
+
+
+def test_a_worker_that_leaves_gives_its_leases_back(folder):
+  with leases.heart(folder) as second:
+    with leases.heart(folder) as first:
+      assert first.take("a").endswith("a.0")
+      assert second.take("a") is None
+    assert second.take("a").endswith("a.1")
+    assert second.take("a") is None
+
+
+def test_a_killed_worker_elsewhere_is_lost_after_its_beats(folder, monkeypatch):
+  held = killed(folder, monkeypatch)
+  assert held.take("a").endswith("a.0")
+  watch = leases.Watch(folder)
+  _, gone, looks = looked(watch, "killed")
+  assert "killed" in gone and looks == leases.LOST_BEATS + 2
+  with leases.heart(folder) as other:
+    assert other.take("a") is None
+    assert other.take("a", gone).endswith("a.1")
+
+
+@pytest.mark.parametrize("when", [0, 2**32])
+def test_a_wrong_clock_does_not_matter(folder, monkeypatch, when):
+  """A worker lives as long as its time changes, to whatever."""
+  killed(folder, monkeypatch)
+  path = os.path.join(folder, leases.WORKERS, "killed")
+  watch = leases.Watch(folder)
+  for beat in range(3 * leases.LOST_BEATS):
+    os.utime(path, (when - beat, when - beat))
+    watch._last_look = 0.0
+    lives, gone = watch.look()
+    assert not gone and ("killed" in lives) == (beat > 0)
+
+
+def test_a_worker_elsewhere_lives(folder, monkeypatch):
+  monkeypatch.setattr(leases, "LOST_BEATS", 10**6)  # of a slow machine
+  with elsewhere(folder) as held:
+    lives, gone, _ = looked(leases.Watch(folder), held.worker)
+    assert lives == {held.worker} and not gone
+
+
+def test_a_watcher_that_was_stopped_loses_nobody(folder, monkeypatch):
+  """It counts its own looks, whatever time went by."""
+  killed(folder, monkeypatch)
+  watch = leases.Watch(folder)
+  watch.look()
+  watch._last_look -= 10_000.0
+  assert watch.look() == (frozenset(), frozenset())
+
+
+def test_the_lock_tells_at_once_on_one_machine(folder, monkeypatch):
+  with leases.heart(folder) as held:
+    assert leases.Watch(folder).look() == ({held.worker}, frozenset())
+    monkeypatch.setattr(os, "unlink", lambda *_: None)  # as if it was killed
+  assert leases.Watch(folder).look() == (frozenset(), {held.worker})
+
+
+def test_without_locks_the_beats_tell(folder, monkeypatch):
+  def lacking(*_):
+    raise OSError(38, "Function not implemented")
+
+  monkeypatch.setattr(fcntl, "flock", lacking)
+  monkeypatch.setattr(leases, "LOST_BEATS", 10**6)  # of a slow machine
+  with leases.heart(folder) as held:
+    assert held.worker in looked(leases.Watch(folder), held.worker)[0]
+
+
+def test_a_worker_that_slept_changes_nothing(folder, tmp_path):
+  """Both deliver the same, each from the folder of its own lease."""
+  place = tmp_path / "place"
+  place.mkdir()
+  first = leases.Leases(folder, "slept")
+  old = first.take("a")
+  with leases.heart(folder) as held:
+    new = held.take("a")
+  assert old != new
+  for scratch in (new, old):
+    for name in ("a", "a.done"):
+      with open(os.path.join(scratch, name), "w") as f:
+        f.write(name)
+  for scratch in (new, old):
+    leases.deliver(scratch, str(place), last="a.done")
+    assert sorted(os.listdir(place)) == ["a", "a.done"]
