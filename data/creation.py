@@ -33,7 +33,6 @@ from data.creation_settings import WORKER_SETTINGS, Settings
 
 _BLOCK_BYTES = 16 << 20  # about, of the records that a worker holds at a time
 _MAX_DEFAULT_SHARDS = 4096
-_SHARDS = "shards"  # the folder of those that are being made
 # 1 cut chunks of JSON lines elsewhere; 2 had no `parts`, 3 no `letters`.
 _PLAN_VERSION = 4
 
@@ -64,14 +63,7 @@ def create(
   pieces = text_files.split_into_pieces(paths, settings.text)
   tokenizer, info = _load_tokenizer(settings, worker)
   settings = dataclasses.replace(settings, do_lower_case=info.do_lower_case)
-  # All that decides the bytes: the same plan resumes.
-  plan = dataclasses.asdict(settings) | {
-    "files": states,
-    "tokenizer": dataclasses.asdict(info),
-    "version": _PLAN_VERSION,
-  }
-  for name in WORKER_SETTINGS:
-    del plan[name]
+  plan = _plan(settings, states, info)
   cores = max(1, workers.available_cores() // worker.local_count)
   os.makedirs(settings.folder, exist_ok=True)
   with (
@@ -96,7 +88,7 @@ def create(
     manifest = _manifest(settings, info, counts, results)
     # Making shards takes hours: others may have come meanwhile.
     earlier = claim(settings, paths, len(results))
-    _publish(settings, making.shards, manifest, earlier)
+    _publish(settings, making.folder("shards"), manifest, earlier)
     work.finish()
     seconds = {
       "tokenizing": tokenized - start,
@@ -112,6 +104,20 @@ def create(
     return Summary(manifest, settings.manifest_path, seconds, kept)
   # The block has ended early: another worker had moved all to its place.
   return None
+
+
+def _plan(
+  settings: Settings, states: list[list], info: tokenization.TokenizerInfo
+) -> dict:
+  """All that decides the bytes: the same plan resumes."""
+  plan = dataclasses.asdict(settings) | {
+    "files": states,
+    "tokenizer": dataclasses.asdict(info),
+    "version": _PLAN_VERSION,
+  }
+  for name in WORKER_SETTINGS:
+    del plan[name]
+  return plan
 
 
 def _state(path: str) -> list:
@@ -301,59 +307,57 @@ def _is_done(task: leases.Task) -> bool:
   return os.path.exists(task.done_file)
 
 
+@dataclasses.dataclass(frozen=True)
 class _Making:
   """The passes over a corpus, as one of their workers."""
 
-  def __init__(
-    self,
-    settings: Settings,
-    work: work_dir.Start,
-    pool: workers.Workers,
-    tokenizer: corpus.TokenizerSpec,
-  ):
-    self._settings, self._work, self._pool = settings, work, pool
-    self._tokenizer = tokenizer
-    self._store = os.path.join(work.folder, "store")
-    self._pieces = os.path.join(work.folder, "pieces")
-    self.shards = os.path.join(work.folder, "shards")
-    for folder in (self._store, self._pieces, self.shards):
-      os.makedirs(folder, exist_ok=True)
+  settings: Settings
+  work: work_dir.Start
+  pool: workers.Workers
+  tokenizer: corpus.TokenizerSpec
+
+  def folder(self, name: str) -> str:
+    """The folder of the `pieces`, the `store` or the `shards`."""
+    path = os.path.join(self.work.folder, name)
+    os.makedirs(path, exist_ok=True)
+    return path
 
   def _take(self, name: str) -> str | None:
-    return self._work.leases.take(name, self._work.gone)
+    return self.work.leases.take(name, self.work.gone)
 
   def await_lease(self, name: str, what: str) -> None:
     """Waits until this worker is to do what only one does."""
-    phase = _Phase(leases.do, [], self._work, self._pool)
+    phase = _Phase(leases.do, [], self.work, self.pool)
     work_dir.wait_until(lambda: self._take(name), what, phase.check)
 
   def tokenize(
     self, pieces: list[text_files.Piece]
   ) -> tuple[corpus.CorpusCounts, int]:
     """Text to the token store: (counts, text bytes of an earlier start)."""
-    settings = self._settings
-    if counts := corpus.store_counts(self._store):
+    settings, store = self.settings, self.folder("store")
+    chunks = self.folder("pieces")
+    if counts := corpus.store_counts(store):
       return counts, counts.text_bytes
     tasks = [
       corpus.PieceTask(
         piece,
-        os.path.join(self._pieces, f"{number:06d}"),
+        os.path.join(chunks, f"{number:06d}"),
         text=settings.text,
-        tokenizer=self._tokenizer,
+        tokenizer=self.tokenizer,
         mark_words=settings.do_whole_word_mask,
       )
       for number, piece in enumerate(pieces)
     ]
-    before = set(os.listdir(self._pieces))
-    phase = _Phase(corpus.tokenize_piece, tasks, self._work, self._pool)
+    before = set(os.listdir(chunks))
+    phase = _Phase(corpus.tokenize_piece, tasks, self.work, self.pool)
     kept = 0
 
     def stored() -> corpus.CorpusCounts | None:
       nonlocal kept
       scratch = self._take("store")
-      if scratch and not corpus.store_counts(self._store):
+      if scratch and not corpus.store_counts(store):
         kept = self._join(tasks, phase, scratch, before)
-      return corpus.store_counts(self._store)
+      return corpus.store_counts(store)
 
     counts = work_dir.wait_until(
       stored, "another worker to put the tokens together", phase.check
@@ -377,11 +381,11 @@ class _Making:
 
     Returns the bytes of text whose chunks were there `before`.
     """
-    settings = self._settings
+    settings = self.settings
     # A document longer than a block of examples is cut.
     block_examples = _BLOCK_BYTES // _example_bytes(settings)
     block_tokens = block_examples * settings.max_seq_length
-    loaded = corpus.load_tokenizer(self._tokenizer)
+    loaded = corpus.load_tokenizer(self.tokenizer)
     total = sum(os.path.getsize(path) for path in {t.piece.path for t in tasks})
     joined, kept = [], 0
     with (
@@ -396,7 +400,7 @@ class _Making:
           kept += size
         bar.at(writer.written.bytes_on_disk / 1e6)
       writer.finish(loaded, block_tokens)
-    leases.deliver(scratch, self._store, last=corpus.COUNTS)
+    leases.deliver(scratch, self.folder("store"), last=corpus.COUNTS)
     for chunk in joined:
       os.unlink(chunk)
     return kept
@@ -405,21 +409,21 @@ class _Making:
     self, counts: corpus.CorpusCounts
   ) -> tuple[list[shards.ShardResult], int]:
     """Makes shards until all are there: (results, number made before)."""
-    settings = self._settings
+    settings, folder = self.settings, self.folder("shards")
     num_shards = _num_shards(counts, settings)
     tasks = [
       shards.ShardTask(
-        store=self._store,
-        path=os.path.join(self.shards, name),
+        store=self.folder("store"),
+        path=os.path.join(folder, name),
         shard=number,
         num_shards=num_shards,
         num_blocks=-(-_blocks_of_corpus(counts, settings) // num_shards),
         settings=settings,
-        tokenizer=self._tokenizer,
+        tokenizer=self.tokenizer,
       )
       for number, name in enumerate(settings.shard_names(num_shards))
     ]
-    phase = _Phase(shards.build_shard, tasks, self._work, self._pool)
+    phase = _Phase(shards.build_shard, tasks, self.work, self.pool)
     # All shards hold about as much text.
     megabytes = counts.text_bytes / 1e6 / num_shards
     results = []

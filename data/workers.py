@@ -27,7 +27,7 @@ class Workers:
   def __init__(self, num_workers: int):
     self._error: BaseException | None = None
     self._is_thread = num_workers == 1
-    self._started: list[concurrent.futures.Future] = []
+    self._unfinished: set[concurrent.futures.Future] = set()
     self._pool: concurrent.futures.Executor
     if self._is_thread:
       self._pool = concurrent.futures.ThreadPoolExecutor(1)
@@ -44,7 +44,7 @@ class Workers:
   def __exit__(self, error, *_) -> None:
     """Waits for running tasks; after an error ends the processes instead."""
     if error and self._is_thread:
-      if any(future.running() for future in self._started):
+      if any(future.running() for future in set(self._unfinished)):
         console.tell("waiting for the end of what one worker is doing ...")
     elif error:
       for process in multiprocessing.active_children():
@@ -55,14 +55,15 @@ class Workers:
     with _explained():
       for task in tasks:
         future = self._pool.submit(function, task)
+        self._unfinished.add(future)
         future.add_done_callback(self._note)
-        self._started.append(future)
 
   def map(self, function: Callable, *arguments: Iterable) -> Iterator:
     with _explained():
       yield from self._pool.map(function, *arguments)
 
   def _note(self, future) -> None:
+    self._unfinished.discard(future)
     if not future.cancelled() and self._error is None:
       self._error = future.exception()
 

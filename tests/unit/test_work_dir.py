@@ -362,7 +362,8 @@ def test_16_workers_of_which_4_run_at_a_time(
 
 _KILLED_AT = """
 import os, signal
-from data import creation, corpus, shards, work_dir
+from data import creation, corpus, shards, text_files, work_dir
+text_files.PIECE_BYTES, corpus.CHUNK_BYTES = 1500, 700
 def die(*arguments, **named):
   os.kill(os.getpid(), signal.SIGKILL)
 {}.{} = die
