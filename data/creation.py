@@ -64,7 +64,7 @@ def create(
   tokenizer, info = _load_tokenizer(settings, worker)
   settings = dataclasses.replace(settings, do_lower_case=info.do_lower_case)
   plan = _plan(settings, states, info)
-  cores = max(1, workers.available_cores() // worker.local_count)
+  cores = max(1, workers.available_cores() // worker.local_size)
   os.makedirs(settings.folder, exist_ok=True)
   with (
     work_dir.work_folder(settings.work_folder, plan, worker) as work,

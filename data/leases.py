@@ -13,7 +13,6 @@ the lock on its file.
 
 import contextlib
 import fcntl
-import itertools
 import os
 import shutil
 import tempfile
@@ -57,7 +56,8 @@ class Leases(NamedTuple):
 
     `gone` are workers that have ended, beside those that say so themselves.
     """
-    for number in itertools.count():
+    number = 0
+    while True:
       place = os.path.join(self.folder, LEASES, f"{name}.{number}")
       owner = _read(os.path.join(place, _OWNER)).partition(" ")[0]
       if not owner:
@@ -65,6 +65,7 @@ class Leases(NamedTuple):
       beats = os.path.join(self.folder, WORKERS, owner)
       if owner not in gone and os.path.exists(beats):
         return None
+      number += 1
 
   def _claim(self, place: str) -> str | None:
     """Makes the lease `place`; None if another was faster."""

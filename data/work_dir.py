@@ -33,8 +33,8 @@ class Worker(NamedTuple):
 
   run: str  # that all of them have
   number: int = 0
-  count: int = 1
-  local_count: int = 1  # of those on this machine
+  size: int = 1  # of them
+  local_size: int = 1  # of those on this machine
 
 
 def alone() -> Worker:
@@ -89,7 +89,7 @@ class Start:
     with contextlib.suppress(FileNotFoundError):  # another was the last
       open(os.path.join(run, str(worker.number)), "wb").close()
       lives, _ = self._watch.look()
-      if len(os.listdir(run)) >= worker.count and not lives:
+      if len(os.listdir(run)) >= worker.size and not lives:
         os.rename(run, run + _ASIDE)  # only one can
         _delete(self.path)
     with contextlib.suppress(OSError):  # it holds a newer start
@@ -212,17 +212,19 @@ def _begin(path: str, number: int, plan: dict, worker: Worker) -> bool:
   place = os.path.join(path, str(number))
   with files.naming(path):
     aside = tempfile.mkdtemp(dir=path, prefix=f"{number}.", suffix=_ASIDE)
-  for name in (leases.WORKERS, leases.LEASES):
-    os.mkdir(os.path.join(aside, name))
-  os.makedirs(_run_folder(aside, worker))
-  json_files.write(os.path.join(aside, _PLAN), plan)
-  with contextlib.suppress(OSError):
+  try:
+    for name in (leases.WORKERS, leases.LEASES):
+      os.mkdir(os.path.join(aside, name))
+    os.makedirs(_run_folder(aside, worker))
+    json_files.write(os.path.join(aside, _PLAN), plan)
     os.rename(aside, place)
-  if os.path.exists(aside):
-    shutil.rmtree(aside)
+  except OSError:
+    shutil.rmtree(aside, ignore_errors=True)
+    if not os.path.exists(place):
+      raise
     return False
-  for name in os.listdir(path):
-    if int(name.partition(".")[0]) < number:
+  for name in set(os.listdir(path)) - {str(number)}:
+    if int(name.partition(".")[0]) <= number:
       _delete(os.path.join(path, name))
   return True
 

@@ -696,7 +696,7 @@ def test_a_vocabulary_that_changes_meanwhile(tmp_path, letters):
 
 
 @pytest.mark.parametrize(
-  "place, name", [(creation._Work, "_join"), (creation, "_load_tokenizer")]
+  "place, name", [(creation._Making, "_join"), (creation, "_load_tokenizer")]
 )
 def test_text_that_changes_while_it_is_read(
   tmp_path, letters, monkeypatch, place, name

@@ -116,7 +116,7 @@ def test_a_folder_that_is_not_ours_stays(tmp_path, texts, letters):
 def test_only_one_at_a_time(tmp_path, texts, letters):
   settings = settings_of(tmp_path, texts, letters)
   os.makedirs(settings.folder)
-  with work_dir.work_folder(settings.work_folder, {}, work_dir.alone()):
+  with work_dir.work_folder(settings.work_folder, {"a": 1}, work_dir.alone()):
     with pytest.raises(errors.UserError, match="another process works there"):
       creation.create(settings)
 
