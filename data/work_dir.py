@@ -204,6 +204,8 @@ def _replace(path: str, place: str, differences: str, is_same_run: bool):
   console.tell(
     f"{path} held work of other text or settings ({differences}): deleted it"
   )
+  # Without its plan nobody joins it, also when this is stopped half-way.
+  os.unlink(os.path.join(place, _PLAN))
   _clear(place)
 
 
