@@ -75,7 +75,7 @@ def main(settings: creation.Settings) -> None:
   """Makes records and prints their table."""
   for number in STOP_SIGNALS:
     signal.signal(number, _stop)
-  worker = launchers.worker_of(settings, os.environ)
+  worker = launchers.worker_of(settings.workers, os.environ)
   summary = creation.create(settings, worker)
   if summary:
     print(report(summary))

@@ -9,11 +9,10 @@ one moves the complete shards to their places, when all are there.
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
 import tokenization
 from common import console, errors
@@ -27,9 +26,9 @@ from data import (
   tfrecord,
   tokenizer_files,
   work_dir,
-  workers,
 )
-from data.creation_settings import WORKER_SETTINGS, Settings
+from data.creation_settings import Settings
+from data.shared_work import Inputs, Phase, SharedWork, share
 
 _BLOCK_BYTES = 16 << 20  # about, of the records that a worker holds at a time
 _MAX_DEFAULT_SHARDS = 4096
@@ -59,37 +58,27 @@ def create(
   start, worker = time.monotonic(), worker or work_dir.alone()
   paths = records.expand_patterns(settings.input_file)
   claim(settings, paths, settings.given_shards)
-  states = [_state(path) for path in paths]
+  inputs = Inputs.of(paths)
   pieces = text_files.split_into_pieces(paths, settings.text)
   tokenizer, info = _load_tokenizer(settings, worker)
   settings = dataclasses.replace(settings, do_lower_case=info.do_lower_case)
-  plan = _plan(settings, states, info)
-  cores = max(1, workers.available_cores() // worker.local_size)
   os.makedirs(settings.folder, exist_ok=True)
-  with (
-    work_dir.work_folder(settings.work_folder, plan, worker) as work,
-    # One pool for both passes: its processes keep the tokenizer.
-    workers.Workers(settings.num_workers or cores) as pool,
-  ):
-    work.check()
-    making = _Making(settings, work, pool, tokenizer)
+
+  def make(work: SharedWork) -> Summary:
+    making = _Making(settings, work, tokenizer)
     counts, kept_bytes = making.tokenize(pieces)
-    for path, state in zip(paths, states, strict=True):
-      if _state(path) != state:
-        raise errors.DataError(
-          f"{path} was changed while it was read: start again when it is whole"
-        )
+    inputs.expect_unchanged()
     tokenized = time.monotonic()
     # The corpus may have decided how many shards there are.
     claim(settings, paths, _num_shards(counts, settings))
     results, kept_shards = making.make_shards(counts)
-    making.await_lease("publish", "the files to be moved to their places")
+    work.await_lease("publish", "the files to be moved to their places")
     made = time.monotonic()
     manifest = _manifest(settings, info, counts, results)
     # Making shards takes hours: others may have come meanwhile.
     earlier = claim(settings, paths, len(results))
-    _publish(settings, making.folder("shards"), manifest, earlier)
-    work.finish()
+    _publish(settings, work.folder("shards"), manifest, earlier)
+    work.start.finish()
     seconds = {
       "tokenizing": tokenized - start,
       "making examples": made - tokenized,
@@ -102,28 +91,23 @@ def create(
         f"{len(results)} shards made before"
       )
     return Summary(manifest, settings.manifest_path, seconds, kept)
-  # The block has ended early: another worker had moved all to its place.
-  return None
+
+  plan = _plan(settings, inputs, info)
+  number = settings.workers.num_workers
+  return share(make, settings.work_folder, plan, worker, number)
 
 
 def _plan(
-  settings: Settings, states: list[list], info: tokenization.TokenizerInfo
+  settings: Settings, inputs: Inputs, info: tokenization.TokenizerInfo
 ) -> dict:
   """All that decides the bytes: the same plan resumes."""
   plan = dataclasses.asdict(settings) | {
-    "files": states,
+    "files": inputs.states,
     "tokenizer": dataclasses.asdict(info),
     "version": _PLAN_VERSION,
   }
-  for name in WORKER_SETTINGS:
-    del plan[name]
+  del plan["workers"]
   return plan
-
-
-def _state(path: str) -> list:
-  """[path, bytes, nanoseconds of the last change]."""
-  status = os.stat(path)
-  return [path, status.st_size, status.st_mtime_ns]
 
 
 def claim(
@@ -265,77 +249,20 @@ def _num_shards(counts: corpus.CorpusCounts, settings: Settings) -> int:
   )
 
 
-class _Phase:
-  """Tasks of one kind, which the workers share; those of lost ones go on."""
-
-  def __init__(
-    self,
-    function: Callable,
-    tasks: Sequence[leases.Task],
-    work: work_dir.Start,
-    pool: workers.Workers,
-  ):
-    self._function, self._tasks = function, tasks
-    self._work, self._pool = work, pool
-    self.kept = sum(map(_is_done, tasks))  # those done before
-    self._work.has_lost_workers()
-    self._offer()
-
-  def _offer(self) -> None:
-    """Has the pool take each task that is still free when its turn comes."""
-    take_and_do = functools.partial(
-      leases.do, self._function, self._work.leases, self._work.gone
-    )
-    waiting = [task for task in self._tasks if not _is_done(task)]
-    self._pool.start(take_and_do, waiting)
-
-  def wait(self, *files: str) -> None:
-    """Waits until one of the files is there."""
-    work_dir.wait_until(
-      lambda: any(map(os.path.exists, files)), files[0], self.check
-    )
-
-  def check(self) -> None:
-    """What to do while waiting: errors end it, tasks of lost workers go on."""
-    self._work.check()
-    self._pool.check()
-    if self._work.has_lost_workers():
-      self._offer()
-
-
-def _is_done(task: leases.Task) -> bool:
-  return os.path.exists(task.done_file)
-
-
 @dataclasses.dataclass(frozen=True)
 class _Making:
   """The passes over a corpus, as one of their workers."""
 
   settings: Settings
-  work: work_dir.Start
-  pool: workers.Workers
+  work: SharedWork
   tokenizer: corpus.TokenizerSpec
-
-  def folder(self, name: str) -> str:
-    """The folder of the `pieces`, the `store` or the `shards`."""
-    path = os.path.join(self.work.folder, name)
-    os.makedirs(path, exist_ok=True)
-    return path
-
-  def _take(self, name: str) -> str | None:
-    return self.work.leases.take(name, self.work.gone)
-
-  def await_lease(self, name: str, what: str) -> None:
-    """Waits until this worker is to do what only one does."""
-    phase = _Phase(leases.do, [], self.work, self.pool)
-    work_dir.wait_until(lambda: self._take(name), what, phase.check)
 
   def tokenize(
     self, pieces: list[text_files.Piece]
   ) -> tuple[corpus.CorpusCounts, int]:
     """Text to the token store: (counts, text bytes of an earlier start)."""
-    settings, store = self.settings, self.folder("store")
-    chunks = self.folder("pieces")
+    settings, store = self.settings, self.work.folder("store")
+    chunks = self.work.folder("pieces")
     if counts := corpus.store_counts(store):
       return counts, counts.text_bytes
     tasks = [
@@ -349,18 +276,19 @@ class _Making:
       for number, piece in enumerate(pieces)
     ]
     before = set(os.listdir(chunks))
-    phase = _Phase(corpus.tokenize_piece, tasks, self.work, self.pool)
+    phase = self.work.phase(corpus.tokenize_piece, tasks)
     kept = 0
 
-    def stored() -> corpus.CorpusCounts | None:
+    def join(scratch: str) -> None:
       nonlocal kept
-      scratch = self._take("store")
-      if scratch and not corpus.store_counts(store):
-        kept = self._join(tasks, phase, scratch, before)
-      return corpus.store_counts(store)
+      kept = self._join(tasks, phase, scratch, before)
 
-    counts = work_dir.wait_until(
-      stored, "another worker to put the tokens together", phase.check
+    counts = self.work.once(
+      "store",
+      join,
+      lambda: corpus.store_counts(store),
+      "another worker to put the tokens together",
+      phase,
     )
     if counts.documents < 2 and settings.objective != "mlm":
       raise errors.DataError(
@@ -373,7 +301,7 @@ class _Making:
   def _join(
     self,
     tasks: list[corpus.PieceTask],
-    phase: _Phase,
+    phase: Phase,
     scratch: str,
     before: set[str],
   ) -> int:
@@ -400,7 +328,7 @@ class _Making:
           kept += size
         bar.at(writer.written.bytes_on_disk / 1e6)
       writer.finish(loaded, block_tokens)
-    leases.deliver(scratch, self.folder("store"), last=corpus.COUNTS)
+    leases.deliver(scratch, self.work.folder("store"), last=corpus.COUNTS)
     for chunk in joined:
       os.unlink(chunk)
     return kept
@@ -409,11 +337,11 @@ class _Making:
     self, counts: corpus.CorpusCounts
   ) -> tuple[list[shards.ShardResult], int]:
     """Makes shards until all are there: (results, number made before)."""
-    settings, folder = self.settings, self.folder("shards")
+    settings, folder = self.settings, self.work.folder("shards")
     num_shards = _num_shards(counts, settings)
     tasks = [
       shards.ShardTask(
-        store=self.folder("store"),
+        store=self.work.folder("store"),
         path=os.path.join(folder, name),
         shard=number,
         num_shards=num_shards,
@@ -423,7 +351,7 @@ class _Making:
       )
       for number, name in enumerate(settings.shard_names(num_shards))
     ]
-    phase = _Phase(shards.build_shard, tasks, self.work, self.pool)
+    phase = self.work.phase(shards.build_shard, tasks)
     # All shards hold about as much text.
     megabytes = counts.text_bytes / 1e6 / num_shards
     results = []
@@ -438,7 +366,7 @@ class _Making:
 
 
 def _chunks_in_order(
-  tasks: list[corpus.PieceTask], phase: _Phase
+  tasks: list[corpus.PieceTask], phase: Phase
 ) -> Iterator[str]:
   """The files of all workers' chunks, each as soon as it is there."""
   for task in tasks:

@@ -5,7 +5,7 @@ import os
 
 from common.errors import UserError
 from common.settings import check, in_group
-from data import records, text_files
+from data import launchers, records, text_files
 
 # What lies beside records, here and in the folder of work in progress.
 _NO_RECORDS = (*records.NO_RECORDS, ".result", ".unfinished")
@@ -15,9 +15,6 @@ _IN_MANIFEST = (
   "dupe_factor masked_lm_prob short_seq_prob examples_per_record dynamic_masks "
   "objective cross_documents prose text_field encoding"
 ).split()
-
-# Those that do not decide the bytes.
-WORKER_SETTINGS = "num_workers", "workers", "worker", "run"
 
 _text, _vocabulary = in_group("Text"), in_group("Vocabulary")
 _records, _workers = in_group("Records"), in_group("Shards and workers")
@@ -89,20 +86,7 @@ class Settings:
   num_shards: int | None = _workers(None,
     "Record files to write. Default: one for about 16 MB.",
     low=1, high=100_000)
-  num_workers: int | None = _workers(None,
-    "Worker processes on each machine. Default: all cores. The records are the "
-    "same for any number.", low=1, high=4096)
-  workers: int | None = _workers(None,
-    "How many of this command share the work, on one machine or several that "
-    "see the same folders. They may run one after another. Default: what "
-    "horovodrun, a Slurm array or srun says, or 1.", low=1, high=100_000)
-  worker: int | None = _workers(None,
-    "Number of this command among --workers, from 0. Default: what "
-    "horovodrun, Slurm or a Kubernetes Indexed Job says.", low=0)
-  run: str = _workers("",
-    "Name of this start of --workers, the same for all of them and another for "
-    "the next start. A worker that comes when its run has ended does nothing. "
-    "Default: the job's number in Slurm, the job's name in Kubernetes.")
+  workers: launchers.WorkerSettings = _workers(launchers.WorkerSettings())
   # fmt: on
 
   def __post_init__(self):

@@ -1,11 +1,37 @@
 """Which worker of how many this command is, as what started it says."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from common.errors import UserError
-from data.creation_settings import Settings
+from common.settings import check, setting
 from data.work_dir import Worker, alone
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerSettings:
+  """Who does the work; none of it decides what is made."""
+
+  # fmt: off
+  num_workers: int | None = setting(None,
+    "Worker processes on each machine. Default: all cores. What is made "
+    "is the same for any number.", low=1, high=4096)
+  workers: int | None = setting(None,
+    "How many of this command share the work, on one machine or several that "
+    "see the same folders. They may run one after another. Default: what "
+    "horovodrun, a Slurm array or srun says, or 1.", low=1, high=100_000)
+  worker: int | None = setting(None,
+    "Number of this command among --workers, from 0. Default: what "
+    "horovodrun, Slurm or a Kubernetes Indexed Job says.", low=0)
+  run: str = setting("",
+    "Name of this start of --workers, the same for all of them and another for "
+    "the next start. A worker that comes when its run has ended does nothing. "
+    "Default: the job's number in Slurm, the job's name in Kubernetes.")
+  # fmt: on
+
+  def __post_init__(self):
+    check(self)
 
 
 class _Launcher(NamedTuple):
@@ -44,7 +70,9 @@ _LAUNCHERS = (
 _NONE = _Launcher("", ())
 
 
-def worker_of(settings: Settings, environment: Mapping[str, str]) -> Worker:
+def worker_of(
+  settings: WorkerSettings, environment: Mapping[str, str]
+) -> Worker:
   """The worker that flags say, or else the environment; or one alone.
 
   UserError if workers cannot be told from those of another start.

@@ -22,6 +22,7 @@ import tokenization
 from common import json_files, settings
 from data import (
   creation,
+  launchers,
   record_report,
   record_shape,
   records,
@@ -476,7 +477,8 @@ def create(folder):
     settings = creation.Settings(
       input_file=put(folder / name, data), output_file=f"{out}/x.tfrecord",
       vocab_file=str(folder / "vocab.txt"), max_seq_length=32, dupe_factor=2,
-      max_predictions_per_seq=5, num_workers=1, prose=prose,
+      max_predictions_per_seq=5, prose=prose,
+      workers=launchers.WorkerSettings(num_workers=1),
     )  # fmt: skip
     with contextlib.redirect_stderr(io.StringIO()):
       creation.create(settings)

@@ -6,7 +6,7 @@ import os
 import numpy as np
 
 import tokenization
-from data import creation, records, tf_example, tfrecord
+from data import creation, launchers, records, tf_example, tfrecord
 
 TINY = dict(
   vocab_size=100,
@@ -105,7 +105,10 @@ def write_documents(path, count, seed=0):
 
 
 def settings_of(tmp_path, input_file, vocab_file, **changes):
-  """Settings that make records of up to 32 tokens in tmp_path/out."""
+  """Settings that make records of up to 32 tokens in tmp_path/out.
+
+  `num_workers` is among the changes, too.
+  """
   values = dict(
     input_file=input_file,
     output_file=f"{tmp_path}/out/train.tfrecord",
@@ -113,7 +116,7 @@ def settings_of(tmp_path, input_file, vocab_file, **changes):
     max_seq_length=32,
     max_predictions_per_seq=6,
     dupe_factor=3,
-    num_workers=1,
+    workers=launchers.WorkerSettings(changes.pop("num_workers", 1)),
   )
   return creation.Settings(**{**values, **changes})
 

@@ -451,8 +451,8 @@ def test_the_same_command_helps(tmp_path, texts, letters, monkeypatch):
   assert not os.path.exists(settings.work_folder)
 
 
-def test_launchers_are_known(tmp_path, texts, letters):
-  settings = lambda **given: settings_of(tmp_path, texts, letters, **given)
+def test_launchers_are_known():
+  settings = launchers.WorkerSettings
   horovod = {
     "HOROVOD_RANK": "1", "HOROVOD_SIZE": "4", "HOROVOD_LOCAL_SIZE": "2",
     "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1",

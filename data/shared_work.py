@@ -1,0 +1,145 @@
+"""Work that any number of workers share, in phases of tasks.
+
+The workers see one folder (work_dir.py), where each task is leased to one of
+them (leases.py), and does it in a process of its own (workers.py).
+"""
+
+import functools
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, TypeVar
+
+from common import errors
+from data import leases, work_dir, workers
+
+T = TypeVar("T")
+
+
+class Inputs(NamedTuple):
+  """Files that the work reads, as they were when it began."""
+
+  states: list[list]  # [path, bytes, nanoseconds of the last change]
+
+  @classmethod
+  def of(cls, paths: Iterable[str]) -> "Inputs":
+    return cls([_state(path) for path in paths])
+
+  def expect_unchanged(self) -> None:
+    """Raises DataError if a file has changed."""
+    for state in self.states:
+      if _state(state[0]) != state:
+        raise errors.DataError(
+          f"{state[0]} was changed while it was read: start again when it is "
+          "whole"
+        )
+
+
+def _state(path: str) -> list:
+  status = os.stat(path)
+  return [path, status.st_size, status.st_mtime_ns]
+
+
+class SharedWork(NamedTuple):
+  """The work as one of its workers sees it."""
+
+  start: work_dir.Start
+  pool: workers.Workers
+
+  def folder(self, name: str) -> str:
+    """A folder of the work, which holds the files of a phase."""
+    path = os.path.join(self.start.folder, name)
+    os.makedirs(path, exist_ok=True)
+    return path
+
+  def phase(
+    self, function: Callable, tasks: Sequence[leases.Task] = ()
+  ) -> "Phase":
+    """Begins function(task, folder of its lease) for all tasks."""
+    return Phase(function, tasks, self)
+
+  def once(
+    self,
+    name: str,
+    make: Callable[[str], None],
+    read: Callable[[], T | None],
+    what: str,
+    phase: "Phase",
+  ) -> T:
+    """Returns `read()`, after one worker called make(folder of its lease)."""
+
+    def result() -> T | None:
+      scratch = self._take(name)
+      if scratch and not read():
+        make(scratch)
+      return read()
+
+    return work_dir.wait_until(result, what, phase.check)
+
+  def await_lease(self, name: str, what: str) -> None:
+    """Waits until this worker is to do what only one does."""
+    check = self.phase(leases.do).check
+    work_dir.wait_until(lambda: self._take(name), what, check)
+
+  def _take(self, name: str) -> str | None:
+    return self.start.leases.take(name, self.start.gone)
+
+
+class Phase:
+  """Tasks of one kind; those of lost workers go on."""
+
+  def __init__(
+    self, function: Callable, tasks: Sequence[leases.Task], work: SharedWork
+  ):
+    self._function, self._tasks, self._work = function, tasks, work
+    self.kept = sum(map(_is_done, tasks))  # those done before
+    work.start.has_lost_workers()
+    self._offer()
+
+  def _offer(self) -> None:
+    """Has the pool take each task that is still free when its turn comes."""
+    start, pool = self._work
+    take_and_do = functools.partial(
+      leases.do, self._function, start.leases, start.gone
+    )
+    pool.start(take_and_do, [t for t in self._tasks if not _is_done(t)])
+
+  def wait(self, *files: str) -> None:
+    """Waits until one of the files is there."""
+    work_dir.wait_until(
+      lambda: any(map(os.path.exists, files)), files[0], self.check
+    )
+
+  def check(self) -> None:
+    """What to do while waiting: errors end it, tasks of lost workers go on."""
+    start, pool = self._work
+    start.check()
+    pool.check()
+    if start.has_lost_workers():
+      self._offer()
+
+
+def _is_done(task: leases.Task) -> bool:
+  return os.path.exists(task.done_file)
+
+
+def share(
+  function: Callable[[SharedWork], T],
+  path: str,
+  plan: dict,
+  worker: work_dir.Worker,
+  num_workers: int | None,
+) -> T | None:
+  """Returns function(work), or None if another worker has finished the work.
+
+  The work is in the folder `path`, as `work_dir.work_folder` opens it.
+  `num_workers` processes do the tasks; None: one for each core.
+  """
+  cores = max(1, workers.available_cores() // worker.local_size)
+  with (
+    work_dir.work_folder(path, plan, worker) as start,
+    # One pool for all phases: its processes keep the tokenizer.
+    workers.Workers(num_workers or cores) as pool,
+  ):
+    start.check()
+    return function(SharedWork(start, pool))
+  return None  # `start` has ended the block
