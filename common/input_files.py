@@ -40,15 +40,17 @@ COMPRESSED = (
   Kind("xz", rb"\xfd7zXZ\0", _UNPACK, ".xz", lzma.open),
   Kind("zstd", rb"\(\xb5/\xfd|[P-_]\*M\x18", _UNPACK, ".zst", zstd.open),
 )
+# Prose may begin with PAR1, which is a gene.
+PARQUET = Kind("Parquet", rb"PAR1[^ -~\s]", _CONVERT)
+ARROW = Kind("Arrow", rb"ARROW1\0|\xff{4}", _CONVERT)
 _KINDS = (
   *COMPRESSED,
   ZIP,
   Kind("lz4", rb"\x04\x22M\x18"),
   Kind("a 7-Zip archive", rb"7z\xbc\xaf"),
   Kind("a tar archive", rb"(?s).{257}ustar(\0|  \0)"),
-  # Prose may begin with PAR1, which is a gene.
-  Kind("Parquet", rb"PAR1[^ -~\s]", _CONVERT),
-  Kind("Arrow", rb"ARROW1\0|\xff{4}", _CONVERT),
+  PARQUET,
+  ARROW,
   Kind(
     "a Git LFS pointer",
     rb"version https://git-lfs\.github\.com/spec/v\d",
@@ -70,7 +72,7 @@ def kind_of(f: io.BufferedReader, path: str, *wanted: Kind) -> Kind:
 
 
 @contextlib.contextmanager
-def open_input(path: str, *wanted: Kind) -> Iterator[BinaryIO]:
+def open_input(path: str, *wanted: Kind) -> Iterator[io.BufferedReader]:
   """Opens a file; DataError if it cannot, and as of `kind_of`."""
   try:
     f = open(path, "rb")

@@ -1,10 +1,14 @@
 """Which worker of how many this command is, as what started it says."""
 
 import dataclasses
-from collections.abc import Mapping
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from common.errors import UserError
+from common import console
+from common.errors import STOP_SIGNALS, UserError
 from common.settings import check, setting
 from data.work_dir import Worker, alone
 
@@ -100,3 +104,22 @@ def worker_of(
       "--gloo, Slurm or Kubernetes"
     )
   return Worker(run, number, count, number_of(found.local, 1))
+
+
+def run_worker(
+  settings: WorkerSettings, make: Callable[[Worker], str | None], place: str
+) -> None:
+  """Prints what make(worker) reports; None: another worker made `place`."""
+  for number in STOP_SIGNALS:
+    signal.signal(number, _stop)
+  worker = worker_of(settings, os.environ)
+  if report := make(worker):
+    print(report)
+  elif not worker.number:
+    console.tell(f"{place}: another worker has finished it")
+
+
+def _stop(signal_number, _) -> None:
+  # As an exception, so that workers end too.
+  name = os.path.basename(sys.argv[0])
+  sys.exit(f"{name}: stopped by signal {signal_number}")

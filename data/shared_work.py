@@ -63,9 +63,12 @@ class SharedWork(NamedTuple):
     make: Callable[[str], None],
     read: Callable[[], T | None],
     what: str,
-    phase: "Phase",
+    phase: "Phase | None" = None,
   ) -> T:
-    """Returns `read()`, after one worker called make(folder of its lease)."""
+    """Returns `read()`, after one worker called make(folder of its lease).
+
+    Meanwhile the tasks of `phase` go on.
+    """
 
     def result() -> T | None:
       scratch = self._take(name)
@@ -73,7 +76,8 @@ class SharedWork(NamedTuple):
         make(scratch)
       return read()
 
-    return work_dir.wait_until(result, what, phase.check)
+    check = (phase or self.phase(leases.do)).check
+    return work_dir.wait_until(result, what, check)
 
   def await_lease(self, name: str, what: str) -> None:
     """Waits until this worker is to do what only one does."""

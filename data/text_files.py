@@ -92,10 +92,11 @@ class Batch(NamedTuple):
 
 def is_jsonl(path: str) -> bool:
   """Whether a file is JSON lines, compressed or not, by its name."""
-  return _is_named(path, ".jsonl", ".ndjson")
+  return is_named(path, ".jsonl", ".ndjson")
 
 
-def _is_named(path: str, *endings: str) -> bool:
+def is_named(path: str, *endings: str) -> bool:
+  """Whether a name, without that of a compression, has one of the endings."""
   stem, ending = os.path.splitext(path)
   packed = [kind.ending for kind in input_files.COMPRESSED]
   return (stem if ending.lower() in packed else path).lower().endswith(endings)
@@ -108,7 +109,7 @@ def split_into_pieces(
   pieces = []
   for path in paths:
     # Lines of these would be taken for sentences.
-    if _is_named(path, ".json", ".csv", ".tsv"):
+    if is_named(path, ".json", ".csv", ".tsv"):
       raise errors.DataError(
         f"{path}: its name is that of a table or of JSON, whose lines are not "
         'text: write its texts to a file *.jsonl, a line {"text": "..."} for '
@@ -301,6 +302,18 @@ def _where(piece: Piece, text: TextFormat, place: int) -> str:
   return f"{piece.path}: line {number}"
 
 
+def placed_lines(piece: Piece, text: TextFormat) -> Iterator[tuple[int, str]]:
+  """(the byte at which it starts, stripped text) of each line of a piece.
+
+  DataError names the line of bad text.
+  """
+  with _opened(piece, text) as (f, _):
+    for place, line in _raw_lines(f, piece):
+      if place == 0:
+        line = line.removeprefix(codecs.BOM_UTF8)
+      yield place, _decoded(line, place, piece, text)
+
+
 def _text_sentences(piece, batch, text):
   """Lists of sentences, with "" between documents, of plain lines."""
   lines = [_decoded(line, place, piece, text) for place, line in batch]
@@ -312,7 +325,9 @@ def _json_sentences(piece, batch, text):
   for place, line in batch:
     if not line.strip():
       continue
-    lines = _lines_of(_record_text(piece, place, line, text))
+    decoded = _decoded(line, place, piece, text)
+    record = parse_record(piece, place, decoded, text)
+    lines = lines_of(record[text.text_field])
     sentences = filter(None, prose.sentences(lines, text.prose))
     yield [""]
     while some := _next_batch(sentences, len):
@@ -320,22 +335,21 @@ def _json_sentences(piece, batch, text):
     yield [""]
 
 
-def _record_text(piece, place, line, text) -> str:
-  decoded = _decoded(line, place, piece, text)
+def parse_record(piece: Piece, place: int, line: str, text: TextFormat) -> dict:
+  """The JSON object on the line at byte `place`; DataError without text."""
   try:
-    record = json_files.parse(decoded, {text.text_field: str}, strict=False)
+    return json_files.parse(line, {text.text_field: str}, strict=False)
   except ValueError as e:
     raise errors.DataError(
       f"{_where(piece, text, place)}: no JSON object with text in its field "
       f"--text_field={text.text_field}: {str(e)[:200]}"
     ) from e
-  return _NO_TEXT.sub("", record[text.text_field])
 
 
-def _lines_of(text: str) -> Iterator[str]:
-  """Stripped lines; long ones are cut, at a space if possible."""
+def lines_of(text: str) -> Iterator[str]:
+  """Stripped lines of one text; long ones are cut, at a space if possible."""
   limit = prose.MAX_PARAGRAPH
-  for line in text.split("\n"):
+  for line in _NO_TEXT.sub("", text).split("\n"):
     while len(line) > limit:
       space = line.rfind(" ", limit // 2, limit)
       length = space + 1 if space >= 0 else limit

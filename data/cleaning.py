@@ -1,0 +1,606 @@
+"""The work of tools.prepare_corpus: documents to clean text, some held out.
+
+Any number of workers share the phases (shared_work.py):
+
+  read   pieces of the input to chunks of documents, without what filters remove
+  lines  which documents lose which lines that recur; by part of the hashes
+  sign   chunks to sentences and their signatures (near_duplicates.py)
+  pairs  near-duplicates; by band of the signatures and part of its keys
+  join   clusters of duplicates, the split and the files; one worker does it
+
+Memory holds a chunk, the hashes of a part, or some numbers of each document.
+All goes in the order of the input, so the files are the same for any number of
+workers.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from common import errors, json_files
+from common.console import Progress, counted
+from common.files import naming
+from data import documents, filters, leases, near_duplicates, prose
+from data.shared_work import SharedWork
+
+MIN_DOCUMENTS = 20  # fewer give poor random next sentences, and are cut
+PIECE_SENTENCES = 32  # of a cut document
+TRAIN, HELDOUT, REMOVED = "train.txt", "heldout.txt", "removed.tsv"
+REPORT, _SUMMARY = "report.html", "summary.json"
+_CHUNK_CHARS = 2 << 20  # of the documents that a worker holds at a time
+_PART_HASHES = 4 << 20  # that a worker sorts at a time
+# Text holds no NUL, see text_files.py.
+_BETWEEN = b"\0"
+_REMEDY = "start the same command again"
+# Reasons for which a document is not in the corpus, beside the filters' names.
+_EMPTY, _EVALUATED = "empty", "shared with an evaluation set"
+_EQUAL, _SIMILAR = "duplicate", "near-duplicate"
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+  """What becomes of the documents."""
+
+  form: documents.DocumentFormat
+  filters: filters.Filters
+  language: str  # whose rules end a sentence
+  max_line_documents: int | None  # that keep an equal line; None: any number
+  evaluation_sets: list[str]  # files whose text must not be in the corpus
+  similarity: float  # of near-duplicates
+  keep_duplicates: bool
+  heldout_fraction: float
+
+
+# Chunks of documents ----------------------------------------------------------
+
+
+class _Chunk(NamedTuple):
+  """Consecutive documents, as a phase leaves them: a folder of files."""
+
+  folder: str
+  name: str  # sorts in the order of the input
+
+  @property
+  def path(self) -> str:
+    return os.path.join(self.folder, self.name)
+
+  @property
+  def done_file(self) -> str:
+    return os.path.join(self.path, f"{self.name}.json")
+
+  def texts(self, kind: str) -> list[bytes]:
+    with open(os.path.join(self.path, kind), "rb") as f:
+      content = f.read()
+    return content.split(_BETWEEN) if content else []
+
+  def array(self, kind: str) -> np.ndarray:
+    return np.load(os.path.join(self.path, f"{kind}.npy"))
+
+  def facts(self) -> dict:
+    return json_files.read_own(self.done_file, _REMEDY)
+
+  def save(
+    self,
+    scratch: str,
+    facts: dict,
+    texts: dict[str, Sequence[bytes]],
+    arrays: dict[str, np.ndarray],
+  ) -> None:
+    """Writes the files in `scratch`, then moves all of it to its place."""
+    with naming(scratch):
+      for kind, items in texts.items():
+        with open(os.path.join(scratch, kind), "wb") as f:
+          f.write(_BETWEEN.join(items))
+      for kind, array in arrays.items():
+        np.save(os.path.join(scratch, kind), array)
+    last = os.path.basename(self.done_file)
+    json_files.write(os.path.join(scratch, last), facts)
+    os.makedirs(self.path, exist_ok=True)
+    leases.deliver(scratch, self.path, last)
+
+
+def _removed(document: bytes, reason: str, other: bytes = b"") -> bytes:
+  """A line of removed.tsv: ids of a document, and of one like it."""
+  return b"\t".join((document, reason.encode(), other))
+
+
+# Reading ----------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _ReadTask:
+  piece: documents.Piece
+  folder: str
+  number: int
+  rules: Rules
+
+  @property
+  def done_file(self) -> str:
+    return os.path.join(self.folder, f"{self.number:06d}.json")
+
+  def chunk(self, number: int) -> _Chunk:
+    return _Chunk(self.folder, f"{self.number:06d}-{number:04d}")
+
+  def chunks(self) -> list[_Chunk]:
+    count = json_files.read_own(self.done_file, _REMEDY)["chunks"]
+    return [self.chunk(number) for number in range(count)]
+
+
+def _read_piece(task: _ReadTask, scratch: str) -> None:
+  """Reads and filters the documents of a piece."""
+  count = 0
+  batches = _batches(documents.read_documents(task.piece, task.rules.form))
+  for count, batch in enumerate(batches, 1):
+    chunk = task.chunk(count - 1)
+    if not os.path.exists(chunk.done_file):
+      _filter_chunk(batch, task.rules, chunk, scratch)
+  last = os.path.basename(task.done_file)
+  json_files.write(os.path.join(scratch, last), {"chunks": count})
+  leases.deliver(scratch, task.folder, last)
+
+
+def _batches(
+  items: Iterable[documents.Document],
+) -> Iterator[list[documents.Document]]:
+  batch: list[documents.Document] = []
+  size = 0
+  for document in items:
+    batch.append(document)
+    size += sum(map(len, document.lines))
+    if size >= _CHUNK_CHARS:
+      yield batch
+      batch, size = [], 0
+  if batch:
+    yield batch
+
+
+def _filter_chunk(
+  batch: list[documents.Document], rules: Rules, chunk: _Chunk, scratch: str
+) -> None:
+  ids: list[bytes] = []
+  texts: list[bytes] = []
+  removed: list[bytes] = []
+  line_hashes: list[bytes] = []
+  line_documents: list[int] = []  # that have them, numbered in the chunk
+  counts = filters.Counts()
+  for document in batch:
+    name = " ".join(document.id.split()).encode()
+    lines, reason = rules.filters.clean(document.lines, counts)
+    if reason:
+      removed.append(_removed(name, reason))
+      continue
+    if rules.max_line_documents:
+      hashes = {_line_hash(line) for line in lines if line}
+      line_hashes += hashes
+      line_documents += [len(ids)] * len(hashes)
+    ids.append(name)
+    texts.append("\n".join(lines).encode())
+  chunk.save(
+    scratch,
+    {
+      "read": len(batch),
+      "documents": len(ids),
+      "lines": len(line_hashes),
+      "filters": counts.to_json(),
+    },
+    {"ids": ids, "text": texts, "removed": removed},
+    {
+      "line_hashes": np.frombuffer(b"".join(line_hashes), np.uint64),
+      "line_documents": np.array(line_documents, np.int64),
+    },
+  )
+
+
+def _line_hash(line: str) -> bytes:
+  return hashlib.blake2b(line.encode(), digest_size=8).digest()
+
+
+# Lines that recur -------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _LinesTask:
+  chunks: list[_Chunk]
+  folder: str
+  part: int
+  parts: int
+  max_documents: int
+
+  @property
+  def done_file(self) -> str:
+    return os.path.join(self.folder, f"lines-{self.part:04d}.npz")
+
+
+def _find_recurring(task: _LinesTask, scratch: str) -> None:
+  """Finds the lines of more than `max_documents`, and their first documents."""
+  hashes, owners, first = [], [], 0
+  for chunk in task.chunks:
+    values = chunk.array("line_hashes")
+    is_ours = values % task.parts == task.part
+    hashes.append(values[is_ours])
+    owners.append(first + chunk.array("line_documents")[is_ours])
+    first += chunk.facts()["documents"]
+  lines, firsts, counts = np.unique(
+    np.concatenate(hashes), return_index=True, return_counts=True
+  )
+  recurs = counts > task.max_documents
+  last = os.path.basename(task.done_file)
+  np.savez(
+    os.path.join(scratch, last),
+    hashes=lines[recurs],
+    firsts=np.concatenate(owners)[firsts[recurs]],
+  )
+  leases.deliver(scratch, task.folder, last)
+
+
+@functools.lru_cache(1)
+def _recurring(files: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
+  """(sorted hashes of lines that recur, the document that keeps each)."""
+  parts = [np.load(path) for path in files]
+  hashes, firsts = (
+    np.concatenate([part[name] for part in parts])
+    for name in ("hashes", "firsts")
+  )
+  order = np.argsort(hashes)
+  return hashes[order], firsts[order]
+
+
+def _without_recurring(
+  texts: list[list[str]], first: int, files: tuple[str, ...]
+) -> list[list[str]]:
+  """Leaves a line that recurs to its first document; `first` numbers them."""
+  known, keepers = _recurring(files)
+  if not len(known):
+    return texts
+  lengths = list(map(len, texts))
+  hashes = np.frombuffer(
+    b"".join(_line_hash(line) for lines in texts for line in lines), np.uint64
+  )
+  owners = np.repeat(np.arange(first, first + len(texts)), lengths)
+  places = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
+  stays = (known[places] != hashes) | (keepers[places] == owners)
+  rest = iter(stays.tolist())
+  return [list(itertools.compress(lines, rest)) for lines in texts]
+
+
+# Sentences and signatures -----------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _SignTask:
+  source: _Chunk
+  first: int  # number of its first document
+  signed: _Chunk
+  recurring: tuple[str, ...]  # files of `_find_recurring`
+  rules: Rules
+
+  @property
+  def done_file(self) -> str:
+    return self.signed.done_file
+
+
+def _sign_chunk(task: _SignTask, scratch: str) -> None:
+  """Splits documents into sentences, and writes what finds duplicates."""
+  rules = task.rules
+  unsplit = [text.decode().split("\n") for text in task.source.texts("text")]
+  lines_before = sum(map(len, unsplit))
+  if task.recurring:
+    unsplit = _without_recurring(unsplit, task.first, task.recurring)
+  lines_removed = lines_before - sum(map(len, unsplit))
+  texts = [
+    "\n".join(filter(None, prose.sentences(lines, rules.language))).encode()
+    for lines in unsplit
+  ]
+  reasons = [_EMPTY * (not text) for text in texts]
+  if rules.evaluation_sets:
+    ngrams = _ngrams_of(tuple(rules.evaluation_sets), rules.form)
+    for i in np.flatnonzero(near_duplicates.overlaps(texts, ngrams)):
+      reasons[i] = _EVALUATED
+  ids = task.source.texts("ids")
+  stays = [i for i, reason in enumerate(reasons) if not reason]
+  texts = [texts[i] for i in stays]
+  near_duplicates.write_signatures(texts, scratch)
+  task.signed.save(
+    scratch,
+    {"documents": len(stays), "lines_removed": lines_removed},
+    {
+      "ids": [ids[i] for i in stays],
+      "text": texts,
+      "removed": [
+        _removed(ids[i], reason) for i, reason in enumerate(reasons) if reason
+      ],
+    },
+    {"keys": np.array(list(map(_key, texts)), np.uint64)},
+  )
+
+
+def _key(text: bytes) -> int:
+  """Orders documents; the lowest are held out. Equal ones are duplicates."""
+  return int.from_bytes(hashlib.sha256(text).digest()[:8])
+
+
+@functools.lru_cache(1)
+def _ngrams_of(
+  paths: tuple[str, ...], form: documents.DocumentFormat
+) -> np.ndarray:
+  """What `near_duplicates.overlaps` looks for, of all documents of files."""
+  texts = [
+    "\n".join(document.lines).encode()
+    for piece in documents.split_into_pieces(paths, form)
+    for document in documents.read_documents(piece, form)
+  ]
+  size = near_duplicates.EVALUATION_WORDS
+  return np.unique(near_duplicates.ngram_hashes(texts, size).values)
+
+
+# Pairs ------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _PairsTask:
+  signatures: list[str]  # the folders of all chunks
+  folder: str
+  band: int
+  part: int
+  parts: int
+  similarity: float
+
+  @property
+  def done_file(self) -> str:
+    return os.path.join(
+      self.folder, f"pairs-{self.band:02d}-{self.part:04d}.npy"
+    )
+
+
+def _find_pairs(task: _PairsTask, scratch: str) -> None:
+  pairs = near_duplicates.edges(
+    task.signatures, task.band, task.part, task.parts, task.similarity
+  )
+  last = os.path.basename(task.done_file)
+  np.save(os.path.join(scratch, last), pairs)
+  leases.deliver(scratch, task.folder, last)
+
+
+# The corpus -------------------------------------------------------------------
+
+
+class _Corpus:
+  """The documents that stay, in their order, and which are held out."""
+
+  def __init__(self, chunks: list[_Chunk], pairs: Sequence[str], rules: Rules):
+    self._chunks, self._rules = chunks, rules
+    own_keys = np.concatenate(
+      [np.zeros(0, np.uint64), *(chunk.array("keys") for chunk in chunks)]
+    )
+    edges = [np.load(path) for path in pairs]
+    # The first document of each one's cluster.
+    self.firsts = near_duplicates.clusters(
+      len(own_keys), np.concatenate([np.zeros((0, 2), np.int64), *edges])
+    )
+    self.is_first = self.firsts == np.arange(len(own_keys))
+    self._stays = self.is_first | rules.keep_duplicates
+    # All of a cluster go to the same side.
+    self._keys = own_keys[self.firsts]
+    self.is_equal = own_keys == self._keys
+    self.documents = int(self._stays.sum())
+    self.is_cut = self.documents < MIN_DOCUMENTS
+    ranked = np.unique(self._keys[self._stays])
+    if self.is_cut:
+      keys = [key for key, _ in self.texts()]
+      ranked = np.unique(np.array(keys, np.uint64))
+    if len(ranked) < 4:
+      raise errors.DataError(
+        f"{counted(len(ranked), 'different document')}: too few to train on "
+        "and to hold some out: give more text (blank lines and file ends "
+        "separate documents)"
+      )
+    share = round(len(ranked) * rules.heldout_fraction)
+    # Lower keys are held out. New text moves few documents.
+    self.limit = int(ranked[min(max(2, share), len(ranked) - 2)])
+
+  def texts(self) -> Iterator[tuple[int, bytes]]:
+    """(key, sentences on lines) of each document, or piece of a cut one."""
+    number = 0
+    for chunk in self._chunks:
+      for text in chunk.texts("text"):
+        if self._stays[number] and self.is_cut:
+          for piece in _pieces(text):
+            yield _key(piece), piece
+        elif self._stays[number]:
+          yield int(self._keys[number]), text
+        number += 1
+
+  def duplicates(self) -> Iterator[bytes]:
+    """Lines of removed.tsv."""
+    if self._rules.keep_duplicates:
+      return
+    again = ~self.is_first
+    wanted = set(self.firsts[again].tolist())
+    ids = {n: name for n, name in enumerate(self._ids()) if n in wanted}
+    for number, name in enumerate(self._ids()):
+      if again[number]:
+        reason = _EQUAL if self.is_equal[number] else _SIMILAR
+        yield _removed(name, reason, ids[int(self.firsts[number])])
+
+  def _ids(self) -> Iterator[bytes]:
+    for chunk in self._chunks:
+      yield from chunk.texts("ids")
+
+
+def _pieces(text: bytes) -> Iterator[bytes]:
+  sentences = text.split(b"\n")
+  for begin in range(0, len(sentences), PIECE_SENTENCES):
+    yield b"\n".join(sentences[begin : begin + PIECE_SENTENCES])
+
+
+# All of it --------------------------------------------------------------------
+
+
+class Summary(NamedTuple):
+  """What was made of what; JSON values."""
+
+  read: int  # documents
+  sides: dict[str, list[int]]  # documents and sentences of each file
+  cut: int  # documents that were cut into pieces, which count as documents
+  removed: dict[str, int]  # documents by reason
+  lines_removed: int  # that recur
+  filtered: dict  # `filters.Counts`
+
+  def removals(self) -> Iterator[str]:
+    """What was removed, in words."""
+    for reason, number in self.removed.items():
+      yield f"{counted(number, 'document')} removed: {reason}"
+    if self.lines_removed:
+      yield f"{counted(self.lines_removed, 'line')} removed: recur"
+
+  def sections(self) -> list[filters.Section]:
+    """Tables of the report."""
+    sides = [
+      (name, f"{documents:,}", f"{sentences:,}")
+      for name, (documents, sentences) in self.sides.items()
+    ]
+    share = lambda number: f"{number / max(1, self.read):.2%}"
+    removed = [
+      (reason, f"{number:,}", share(number))
+      for reason, number in self.removed.items()
+    ]
+    return [
+      ("Input", ("documents",), [(f"{self.read:,}",)]),
+      ("Corpus", ("file", "documents", "sentences"), sides),
+      ("Removed documents", ("reason", "documents", "share"), removed),
+      ("Lines that recur", ("removed",), [(f"{self.lines_removed:,}",)]),
+      filters.section(filters.total([self.filtered]), self.read),
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Cleaning:
+  work: SharedWork
+  rules: Rules
+
+  def read(self, pieces: list[documents.Piece]) -> list[_Chunk]:
+    folder = self.work.folder("read")
+    tasks = [
+      _ReadTask(piece, folder, number, self.rules)
+      for number, piece in enumerate(pieces)
+    ]
+    self._run(_read_piece, tasks, "reading")
+    return [chunk for task in tasks for chunk in task.chunks()]
+
+  def sign(self, sources: list[_Chunk]) -> list[_Chunk]:
+    recurring = self._recurring_lines(sources)
+    folder, first, tasks = self.work.folder("signed"), 0, []
+    for source in sources:
+      signed = _Chunk(folder, source.name)
+      tasks.append(_SignTask(source, first, signed, recurring, self.rules))
+      first += source.facts()["documents"]
+    self._run(_sign_chunk, tasks, "splitting")
+    return [task.signed for task in tasks]
+
+  def _recurring_lines(self, sources: list[_Chunk]) -> tuple[str, ...]:
+    """The files that say which lines recur."""
+    most = self.rules.max_line_documents
+    if most is None:
+      return ()
+    lines = sum(source.facts()["lines"] for source in sources)
+    parts = 1 + lines // _PART_HASHES
+    folder = self.work.folder("lines")
+    tasks = [
+      _LinesTask(sources, folder, part, parts, most) for part in range(parts)
+    ]
+    self._run(_find_recurring, tasks, "lines that recur")
+    return tuple(task.done_file for task in tasks)
+
+  def find_pairs(self, signed: list[_Chunk]) -> list[str]:
+    """The files of the pairs."""
+    folder = self.work.folder("pairs")
+    number = sum(chunk.facts()["documents"] for chunk in signed)
+    parts = 1 + number // _PART_HASHES
+    paths = [chunk.path for chunk in signed]
+    tasks = [
+      _PairsTask(paths, folder, band, part, parts, self.rules.similarity)
+      for band in range(near_duplicates.BANDS)
+      for part in range(parts)
+    ]
+    self._run(_find_pairs, tasks, "near-duplicates")
+    return [task.done_file for task in tasks]
+
+  def _run(
+    self, function: Callable, tasks: Sequence[leases.Task], title: str
+  ) -> None:
+    phase = self.work.phase(function, tasks)
+    with Progress(title, len(tasks), "pieces") as bar:
+      for number, task in enumerate(tasks, 1):
+        phase.wait(task.done_file)
+        bar.at(number)
+
+
+def clean(
+  work: SharedWork, pieces: list[documents.Piece], rules: Rules
+) -> tuple[str, Summary]:
+  """(folder with the files of the corpus, what was made)."""
+  cleaning = _Cleaning(work, rules)
+  sources = cleaning.read(pieces)
+  signed = cleaning.sign(sources)
+  pairs = cleaning.find_pairs(signed)
+  folder = work.folder("joined")
+
+  def join(scratch: str) -> None:
+    with naming(scratch):
+      summary = _write(scratch, sources, signed, pairs, rules)
+    json_files.write(os.path.join(scratch, _SUMMARY), summary._asdict())
+    leases.deliver(scratch, folder, _SUMMARY)
+
+  def read_summary() -> Summary | None:
+    path = os.path.join(folder, _SUMMARY)
+    if not os.path.exists(path):
+      return None
+    return Summary(**json_files.read_own(path, _REMEDY))
+
+  what = "another worker to write the corpus"
+  return folder, work.once("join", join, read_summary, what)
+
+
+def _write(
+  folder: str,
+  sources: list[_Chunk],
+  signed: list[_Chunk],
+  pairs: list[str],
+  rules: Rules,
+) -> Summary:
+  """Writes the corpus and the list of removed documents."""
+  corpus = _Corpus(signed, pairs, rules)
+  sides = {name: [0, 0] for name in (TRAIN, HELDOUT)}
+  with contextlib.ExitStack() as opened:
+    files = {
+      name: opened.enter_context(open(os.path.join(folder, name), "wb"))
+      for name in sides
+    }
+    for key, text in corpus.texts():
+      name = HELDOUT if key < corpus.limit else TRAIN
+      files[name].write(text + b"\n\n")
+      sides[name][0] += 1
+      sides[name][1] += text.count(b"\n") + 1
+  removed: collections.Counter[str] = collections.Counter()
+  with open(os.path.join(folder, REMOVED), "wb") as f:
+    lists = (chunk.texts("removed") for chunk in (*sources, *signed))
+    for line in itertools.chain(*lists, corpus.duplicates()):
+      removed[line.split(b"\t")[1].decode()] += 1
+      f.write(line + b"\n")
+  facts = [chunk.facts() for chunk in sources]
+  return Summary(
+    read=sum(fact["read"] for fact in facts),
+    sides=sides,
+    cut=corpus.documents if corpus.is_cut else 0,
+    removed=dict(removed),
+    lines_removed=sum(chunk.facts()["lines_removed"] for chunk in signed),
+    filtered=filters.total(fact["filters"] for fact in facts).to_json(),
+  )
