@@ -28,9 +28,8 @@ _REPRESENTATIVES = 16
 # One more similar than this to a representative is none itself.
 _SAME = 0.95
 
-_SHINGLES, _OFFSETS, _KEYS, _SETS = (
-  f"{name}.npy" for name in ("shingles", "offsets", "bands", "sets")
-)
+# The files of signatures: arrays as they are in memory.
+_SHINGLES, _OFFSETS, _KEYS, _SETS = "shingles", "offsets", "bands", "sets"
 _SPACE = ord(" ")
 _NORMAL = bytes(
   ord(chr(byte).lower()) if byte > 127 or chr(byte).isalnum() else _SPACE
@@ -187,10 +186,16 @@ def write_signatures(texts: Sequence[bytes], folder: str) -> None:
     (_KEYS, keys),
     (_SETS, sets),
   ):
-    np.save(os.path.join(folder, name), array)
+    array.tofile(os.path.join(folder, name))
 
 
 # Pairs and clusters -----------------------------------------------------------
+
+
+def _load(folder: str, name: str, dtype, begin=0, count=-1) -> np.ndarray:
+  """Values of a file of signatures; mapped ones would count as memory."""
+  path, size = os.path.join(folder, name), np.dtype(dtype).itemsize
+  return np.fromfile(path, dtype, count, offset=begin * size)
 
 
 class _Documents:
@@ -198,26 +203,20 @@ class _Documents:
 
   def __init__(self, folders: Sequence[str]):
     self._folders = folders
-    offsets = [np.load(os.path.join(folder, _OFFSETS)) for folder in folders]
-    self._offsets = offsets
-    self.firsts = np.cumsum([0, *(len(one) - 1 for one in offsets)])
-    self.shingles = functools.lru_cache(4 * _REPRESENTATIVES)(self._read)
+    self._offsets = [_load(folder, _OFFSETS, np.int64) for folder in folders]
+    self._firsts = np.cumsum([0, *(len(one) - 1 for one in self._offsets)])
+    self._shingles = functools.lru_cache(4 * _REPRESENTATIVES)(self._read)
 
   def _read(self, number: int) -> np.ndarray:
-    # Mapped files would count as memory.
-    folder = int(np.searchsorted(self.firsts, number, "right")) - 1
-    begin, end = self._offsets[folder][number - self.firsts[folder] :][:2]
-    path = os.path.join(self._folders[folder], _SHINGLES)
-    with open(path, "rb") as f:
-      version = np.lib.format.read_magic(f)
-      assert version == (1, 0)
-      np.lib.format.read_array_header_1_0(f)
-      f.seek(4 * int(begin), os.SEEK_CUR)
-      return np.fromfile(f, np.uint32, int(end - begin))
+    folder = int(np.searchsorted(self._firsts, number, "right")) - 1
+    place = number - self._firsts[folder]
+    begin, end = self._offsets[folder][place : place + 2].tolist()
+    path = self._folders[folder]
+    return _load(path, _SHINGLES, np.uint32, begin, end - begin)
 
   def similarity(self, one: int, other: int) -> float:
     """The Jaccard similarity of two documents."""
-    a, b = self.shingles(one), self.shingles(other)
+    a, b = self._shingles(one), self._shingles(other)
     common = len(np.intersect1d(a, b, assume_unique=True))
     return common / (len(a) + len(b) - common)
 
@@ -234,12 +233,14 @@ def edges(
   empty = np.zeros(0, np.uint64)
   keys, sets, numbers, first = [empty], [empty], [empty.astype(np.int64)], 0
   for folder in folders:
-    row = np.load(os.path.join(folder, _KEYS), mmap_mode="r")[band]
+    hashes = _load(folder, _SETS, np.uint64)
+    count = len(hashes)
+    row = _load(folder, _KEYS, np.uint64, band * count, count)
     ours = np.flatnonzero(row % np.uint64(parts) == part)
     keys.append(row[ours])
-    sets.append(np.load(os.path.join(folder, _SETS))[ours])
+    sets.append(hashes[ours])
     numbers.append(first + ours)
-    first += len(row)
+    first += count
   groups = _Groups(
     np.concatenate(keys), np.concatenate(sets), np.concatenate(numbers)
   )

@@ -1,0 +1,178 @@
+"""Near-duplicates against the exact Jaccard similarity of all pairs."""
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+
+from data import near_duplicates
+
+WORDS = [f"w{number}" for number in range(400)]
+
+
+def shingles_of(text):
+  words = re.findall(r"[a-z0-9]+", text.decode().lower())
+  words += [""] * (5 - len(words))
+  return {tuple(words[i : i + 5]) for i in range(len(words) - 4)}
+
+
+def jaccard(one, other):
+  return len(one & other) / len(one | other)
+
+
+def changed(words, share, random):
+  """The words with about so many of them replaced."""
+  return [
+    random.choice(WORDS) if random.random() < share else word for word in words
+  ]
+
+
+def corpus(random, documents=150):
+  """Texts of which some are copies with up to a fifth of the words changed."""
+  texts = []
+  for _ in range(documents):
+    words = list(random.choice(WORDS, random.integers(30, 300)))
+    texts.append(words)
+    for share in random.choice([0, 0.01, 0.03, 0.05, 0.2], 3):
+      texts.append(changed(words, share, random))
+  order = random.permutation(len(texts))
+  return [" ".join(texts[i]).encode() for i in order]
+
+
+def sign(tmp_path, texts, sizes):
+  """The folders of the signatures of so many texts each."""
+  folders, begin = [], 0
+  for number, size in enumerate(sizes):
+    folder = tmp_path / f"{len(list(tmp_path.iterdir()))}-{number}"
+    folder.mkdir()
+    near_duplicates.write_signatures(texts[begin : begin + size], str(folder))
+    folders.append(str(folder))
+    begin += size
+  assert begin >= len(texts)
+  return folders
+
+
+def edges_of(folders, threshold, parts=1):
+  return np.concatenate(
+    [
+      near_duplicates.edges(folders, band, part, parts, threshold)
+      for band in range(near_duplicates.BANDS)
+      for part in range(parts)
+    ]
+  )
+
+
+@pytest.mark.parametrize("threshold", [0.6, 0.8, 1.0])
+def test_pairs_are_those_of_exact_similarity(tmp_path, threshold):
+  """Precision is exact; recall of clusters is at least 98%."""
+  texts = corpus(np.random.default_rng(3))
+  sets = list(map(shingles_of, texts))
+  exact = [
+    pair
+    for pair in itertools.combinations(range(len(texts)), 2)
+    if jaccard(sets[pair[0]], sets[pair[1]]) >= threshold
+  ]
+  folders = sign(tmp_path, texts, [100, 0, 1, 299, 200])
+  pairs = edges_of(folders, threshold)
+  assert {tuple(pair) for pair in pairs.tolist()} <= set(exact)
+  firsts = near_duplicates.clusters(len(texts), pairs)
+  together = [firsts[a] == firsts[b] for a, b in exact]
+  assert len(exact) > 50 and np.mean(together) >= 0.98
+  assert (firsts <= np.arange(len(texts))).all()
+  assert (firsts[firsts] == firsts).all()
+
+
+def test_the_cut_into_folders_and_parts_changes_nothing(tmp_path):
+  texts = corpus(np.random.default_rng(5), 40)
+  want = near_duplicates.clusters(
+    len(texts), edges_of(sign(tmp_path, texts, [len(texts)]), 0.8)
+  )
+  for sizes, parts in (([50, 60, 50], 3), ([1] * len(texts), 1)):
+    pairs = edges_of(sign(tmp_path, texts, sizes), 0.8, parts)
+    got = near_duplicates.clusters(len(texts), pairs)
+    assert (got == want).all()
+
+
+def test_many_copies_take_linear_time(tmp_path):
+  """Equal ones and such that differ in a word."""
+  random = np.random.default_rng(7)
+  words = list(random.choice(WORDS, 100))
+  copies = [" ".join(words).encode()] * 3000
+  for number in range(500):
+    copies.append(" ".join([*words, f"x{number}"]).encode())
+  folders = sign(tmp_path, copies, [len(copies)])
+  pairs = edges_of(folders, 0.8)
+  firsts = near_duplicates.clusters(len(copies), pairs)
+  assert not firsts.any()
+  assert len(pairs) < near_duplicates.BANDS * 20 * len(copies)
+
+
+def test_a_chain_is_one_cluster(tmp_path):
+  """Neighbours are alike, the ends are not."""
+  words = [f"v{number}" for number in range(700)]
+  texts = [
+    " ".join(words[begin : begin + 200]).encode() for begin in range(0, 400, 8)
+  ]
+  pairs = edges_of(sign(tmp_path, texts, [len(texts)]), 0.85)
+  assert not near_duplicates.clusters(len(texts), pairs).any()
+  apart = edges_of(sign(tmp_path, texts[::25], [2]), 0.85)
+  assert not len(apart)
+
+
+@pytest.mark.parametrize(
+  "one, other, same",
+  [
+    ("The cat, sat!", "the  cat SAT", True),
+    ("the cat sat", "the cats at", False),
+    ("Zürich ist schön", "zürich ist schön", True),
+    ("Zürich", "Zurich", False),
+    ("今天天气", "今天 天气", True),
+    ("今天a天", "今天 a 天", True),
+    ("天今", "今天", False),
+    ("...", "!", True),
+    ("", "?", True),
+    ("a b", "b a", False),
+    ("a " * 9, "a " * 8, False),
+  ],
+)
+def test_words(one, other, same):
+  """Case of ASCII, punctuation and spaces do not count."""
+  hashes = [
+    near_duplicates.ngram_hashes([text.encode()], 12).values.tolist()
+    for text in (one, other)
+  ]
+  assert (hashes[0] == hashes[1]) is same
+
+
+def test_hashes_do_not_depend_on_the_place():
+  texts = [
+    text.encode() for text in ("a b c d", "x", "", "b c d a b c", "天 b")
+  ]
+  together = near_duplicates.ngram_hashes(texts, 3)
+  alone = [near_duplicates.ngram_hashes([text], 3).values for text in texts]
+  assert together.values.tolist() == np.concatenate(alone).tolist()
+  assert np.diff(together.offsets).tolist() == [2, 1, 1, 4, 1]
+  assert together.values[1] == together.values[4]  # b c d
+
+
+def test_hashes_are_the_same_everywhere():
+  """They are in files that workers on other machines read."""
+  got = near_duplicates.ngram_hashes([b"the same everywhere"], 3).values
+  assert got.tolist() == [224904475159732309]
+
+
+def test_overlaps():
+  words = [f"u{number}" for number in range(40)]
+  evaluation = " ".join(words[:20]).encode()
+  ngrams = near_duplicates.ngram_hashes([evaluation, b"Too short."], 13).values
+  texts = [
+    " ".join(["x", *words[5:18], "y"]),
+    " ".join(["x", *words[5:17], "y", *words[17:30]]),
+    "too, SHORT",
+    "much too short",
+    "",
+  ]
+  got = near_duplicates.overlaps([t.encode() for t in texts], np.sort(ngrams))
+  assert got.tolist() == [True, False, True, False, False]
+  assert near_duplicates.overlaps([], ngrams).shape == (0,)
