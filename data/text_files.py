@@ -136,9 +136,6 @@ def read_batches(piece: Piece, text: TextFormat) -> Iterator[Batch]:
     before = 0
     while batch := _next_batch(lines, size_of):
       left = sum(map(size_of, batch))
-      place, first = batch[0]
-      if place == 0:
-        batch[0] = place, first.removeprefix(codecs.BOM_UTF8)
       for sentences in parse(piece, batch, text):
         size = min(left - 1, sum(map(len, sentences)))
         yield Batch(sentences, size, size if f is on_disk else 0)
@@ -167,6 +164,33 @@ def read_lines(
   for piece in split_into_pieces(paths, text):
     for batch in read_batches(piece, text):
       yield from batch.sentences
+
+
+def placed_lines(
+  piece: Piece, text: TextFormat
+) -> Iterator[tuple[int, str]]:
+  """(the byte where it starts, stripped line) for each line of a piece.
+
+  Long lines come in parts, as in `read_batches`; blank parts are left out, so
+  that "" is a blank line. DataError names the line of bad text.
+  """
+  with _opened(piece, text) as (f, _):
+    at_start = True
+    for place, raw in _raw_lines(f, piece):
+      line = _decoded(raw, place, piece, text).strip()
+      is_whole = at_start and raw.endswith(b"\n")
+      if line or is_whole:
+        yield place, line
+      at_start = raw.endswith(b"\n")
+
+
+def table_lines(path: str, text: TextFormat) -> Iterator[str]:
+  """The lines of a file with their ends, uncut; DataError names a bad one."""
+  piece, place = Piece(path, 0, math.inf), 0
+  with _opened(piece, text) as (f, _):
+    while line := f.readline(MAX_RECORD_BYTES):
+      yield _decoded(line, place, piece, text)
+      place += len(line)
 
 
 def utf8_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
@@ -282,11 +306,11 @@ def _cut_at(line: bytes) -> int:
 
 
 def _decoded(line: bytes, place: int, piece: Piece, text: TextFormat) -> str:
-  """The line at byte `place` as stripped text; DataError for a wrong byte."""
+  """The line at byte `place`; DataError for a wrong byte."""
   try:
     if b"\0" in line:
       raise ValueError("a NUL character, which no text has")
-    return line.decode().strip()
+    return line.decode("utf-8" if place else "utf-8-sig")
   except ValueError as e:
     raise _wrong_encoding(_where(piece, text, place), text.encoding, e) from e
 
@@ -302,30 +326,18 @@ def _where(piece: Piece, text: TextFormat, place: int) -> str:
   return f"{piece.path}: line {number}"
 
 
-def placed_lines(piece: Piece, text: TextFormat) -> Iterator[tuple[int, str]]:
-  """(the byte at which it starts, stripped text) of each line of a piece.
-
-  DataError names the line of bad text.
-  """
-  with _opened(piece, text) as (f, _):
-    for place, line in _raw_lines(f, piece):
-      if place == 0:
-        line = line.removeprefix(codecs.BOM_UTF8)
-      yield place, _decoded(line, place, piece, text)
-
-
 def _text_sentences(piece, batch, text):
   """Lists of sentences, with "" between documents, of plain lines."""
-  lines = [_decoded(line, place, piece, text) for place, line in batch]
+  lines = [_decoded(line, place, piece, text).strip() for place, line in batch]
   yield list(prose.sentences(lines, text.prose))
 
 
 def _json_sentences(piece, batch, text):
   """As `_text_sentences`, for JSON records: each is a document."""
   for place, line in batch:
-    if not line.strip():
+    decoded = _decoded(line, place, piece, text).strip()
+    if not decoded:
       continue
-    decoded = _decoded(line, place, piece, text)
     record = parse_record(piece, place, decoded, text)
     lines = lines_of(record[text.text_field])
     sentences = filter(None, prose.sentences(lines, text.prose))
@@ -336,20 +348,32 @@ def _json_sentences(piece, batch, text):
 
 
 def parse_record(piece: Piece, place: int, line: str, text: TextFormat) -> dict:
-  """The JSON object on the line at byte `place`; DataError without text."""
+  """The JSON object on the line at byte `place`; its text may be null.
+
+  DataError if there is none, or no such field.
+  """
+  record: dict = {}
   try:
-    return json_files.parse(line, {text.text_field: str}, strict=False)
+    record = json_files.parse(line, {}, strict=False)
+    json_files.expect(record, {text.text_field: (str, None)})
+    return record
   except ValueError as e:
+    fields = f"; it has the fields {', '.join(record)}" if record else ""
     raise errors.DataError(
       f"{_where(piece, text, place)}: no JSON object with text in its field "
-      f"--text_field={text.text_field}: {str(e)[:200]}"
+      f"--text_field={text.text_field}: {str(e)[:200]}{fields[:200]}"
     ) from e
 
 
-def lines_of(text: str) -> Iterator[str]:
-  """Stripped lines of one text; long ones are cut, at a space if possible."""
+def only_text(value: str) -> str:
+  """Leaves out what is no text, though JSON and tables can hold it."""
+  return _NO_TEXT.sub("", value)
+
+
+def lines_of(text: str | None) -> Iterator[str]:
+  """Stripped lines of the text; long ones are cut, at a space if possible."""
   limit = prose.MAX_PARAGRAPH
-  for line in _NO_TEXT.sub("", text).split("\n"):
+  for line in only_text(text or "").split("\n"):
     while len(line) > limit:
       space = line.rfind(" ", limit // 2, limit)
       length = space + 1 if space >= 0 else limit
