@@ -1,270 +1,349 @@
 """Documents of any input: plain text, JSON lines, tables, Parquet, Arrow.
 
-A file's content, or else its name, tells its format (`_FORMATS`). Files are cut
-into pieces for many workers; the documents are the same for any pieces. Memory
-holds a document, or a batch of rows.
+A file's first bytes, or else its name, tell its format (`_BY_CONTENT`,
+`_BY_NAME`). Files are cut into pieces for many workers, and the documents are
+the same for any pieces. Memory holds one document, or a few rows.
 """
 
 import contextlib
 import csv
 import dataclasses
-import io
+import functools
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from common import errors, input_files, json_files
+from common import input_files, json_files
+from common.errors import DataError
 from data import records, text_files
 from data.text_files import Piece, TextFormat
 
-MAX_DOCUMENT = 16 << 20  # characters; longer documents of plain text are cut
-_BATCH_ROWS = 1024
-_NEEDS = "pip install -r requirements/text.txt"
+MAX_DOCUMENT_BYTES = 64 << 20  # longer documents of plain text are cut
+_BATCH_ROWS = 256  # that are in memory at a time
+_BUFFER_BYTES = 1 << 20  # of a column of Parquet
 
 
 class Document(NamedTuple):
-  """A text with a name, the same for any cut of the input."""
+  """A text and its name; both are the same for any cut into pieces."""
 
-  id: str  # --id_field's value, or else FILE:PLACE
-  lines: list[str]  # stripped; "" between paragraphs, not split into sentences
+  id: str  # the value of --id_field, else FILE:PLACE, its first byte or row
+  # Stripped, not split into sentences, "" between paragraphs and at no end;
+  # none for a record without text.
+  lines: list[str]
 
 
 @dataclasses.dataclass(frozen=True)
 class DocumentFormat:
-  """How documents are read; DataError for an impossible encoding."""
+  """How documents are read."""
 
-  text: TextFormat = TextFormat()
-  id_field: str = "id"
-  whole_files: bool = False  # a file of plain text is one document
-
-
-def _lines(text: str) -> list[str]:
-  """The lines of a document, without blank ones at its ends."""
-  lines = list(text_files.lines_of(text.strip()))
-  return lines if any(lines) else []
-
-
-# Formats ----------------------------------------------------------------------
-
-
-def _text_documents(piece: Piece, form: DocumentFormat) -> Iterator[Document]:
-  """What stands between blank lines, from the first blank one in the piece.
-
-  The document after a blank line belongs to the piece of that line.
-  """
-  to_end = dataclasses.replace(piece, end=math.inf)
-  name, lines, size = "", list[str](), 0
-  is_ours = piece.start == 0
-  for place, line in text_files.placed_lines(to_end, form.text):
-    if lines and (not line or size >= MAX_DOCUMENT):
-      yield Document(name, lines)
-      lines, size = [], 0
-    if not line:
-      is_ours = True
-    # After the piece only its last document goes on.
-    if place >= piece.end and (not line or not is_ours):
-      break
-    if line and is_ours:
-      name = name if lines else f"{piece.path}:{place}"
-      lines.append(line)
-      size += len(line)
-  if lines:
-    yield Document(name, lines)
-
-
-def _whole_document(piece: Piece, form: DocumentFormat) -> Iterator[Document]:
-  lines = [line for _, line in text_files.placed_lines(piece, form.text)]
-  yield Document(piece.path, _lines("\n".join(lines)))
-
-
-def _json_documents(piece: Piece, form: DocumentFormat) -> Iterator[Document]:
-  for place, line in text_files.placed_lines(piece, form.text):
-    if line:
-      record = text_files.parse_record(piece, place, line, form.text)
-      name = record.get(form.id_field, f"{piece.path}:{place}")
-      yield Document(str(name), _lines(record[form.text.text_field]))
-
-
-def _table_documents(piece: Piece, form: DocumentFormat) -> Iterator[Document]:
-  """Rows of a CSV or TSV file with a header."""
-  path = piece.path
-  comma = "\t" if text_files.is_named(path, ".tsv") else ","
-  csv.field_size_limit(text_files.MAX_RECORD_BYTES)
-  with (
-    input_files.unpacked(path) as (content, _),
-    io.TextIOWrapper(content, _encoding(form), newline="") as f,
-  ):
-    rows = csv.DictReader(f, delimiter=comma, strict=True)
-    try:
-      _expect_column(form.text.text_field, rows.fieldnames or [], path)
-      for row in rows:
-        name = row.get(form.id_field) or f"{path}:{rows.line_num}"
-        yield Document(name, _lines(row[form.text.text_field] or ""))
-    except (csv.Error, UnicodeError) as e:
-      raise errors.DataError(
-        f"{path}: line {rows.line_num + 1}: no row of a table in "
-        f"{form.text.encoding} ({e})"
-      ) from e
-
-
-def _encoding(form: DocumentFormat) -> str:
-  return "utf-8-sig" if form.text.is_utf8 else form.text.encoding
-
-
-def _expect_column(name: str, columns: Iterable[str], path: str) -> None:
-  if name not in columns:
-    raise errors.DataError(
-      f"{path}: has no column {name}, but {', '.join(columns)}: name one of "
-      "them by --text_field"
-    )
-
-
-@contextlib.contextmanager
-def _arrow_library(path: str) -> Iterator:
-  """pyarrow; its errors, and that it is missing, become a DataError."""
-  try:
-    import pyarrow
-    import pyarrow.parquet
-  except ImportError as e:
-    raise errors.DataError(f"{path}: needs pyarrow: {_NEEDS}") from e
-  try:
-    yield pyarrow
-  except (pyarrow.ArrowException, OSError) as e:
-    raise errors.DataError(
-      f"{path}: damaged ({' '.join(str(e).split())})"
-    ) from e
-
-
-def _parquet_pieces(path: str) -> list[Piece]:
-  """A piece for each group of rows."""
-  with _arrow_library(path) as arrow, arrow.parquet.ParquetFile(path) as f:
-    return [Piece(path, i, i + 1) for i in range(f.num_row_groups)]
-
-
-def _parquet_documents(
-  piece: Piece, form: DocumentFormat
-) -> Iterator[Document]:
-  with (
-    _arrow_library(piece.path) as arrow,
-    arrow.parquet.ParquetFile(piece.path) as f,
-  ):
-    columns = _columns(f.schema_arrow, piece.path, form)
-    groups = map(f.metadata.row_group, range(piece.start))
-    row = sum(group.num_rows for group in groups)
-    batches = f.iter_batches(_BATCH_ROWS, [piece.start], columns)
-    yield from _row_documents(batches, row, piece.path, form)
-
-
-def _arrow_documents(piece: Piece, form: DocumentFormat) -> Iterator[Document]:
-  path = piece.path
-  with _arrow_library(path) as arrow, arrow.memory_map(path) as f:
-    # A file with a list of its batches, or a stream of them.
-    if f.read(6) == b"ARROW1":
-      reader = arrow.ipc.open_file(f)
-      batches = map(reader.get_batch, range(reader.num_record_batches))
-    else:
-      f.seek(0)
-      batches = reader = arrow.ipc.open_stream(f)
-    columns = _columns(reader.schema, path, form)
-    rows = (batch.select(columns) for batch in batches)
-    yield from _row_documents(rows, 0, path, form)
-
-
-def _columns(schema, path: str, form: DocumentFormat) -> list[str]:
-  """The names of the columns that are read."""
-  name = form.text.text_field
-  _expect_column(name, schema.names, path)
-  kind = str(schema.field(name).type)
-  if not re.match("(large_)?string|dictionary<values=(large_)?string", kind):
-    raise errors.DataError(
-      f"{path}: its column {name} holds {kind}, not text: name another one by "
-      "--text_field"
-    )
-  return [name, *({form.id_field} & set(schema.names))]
-
-
-def _row_documents(
-  batches: Iterable, row: int, path: str, form: DocumentFormat
-) -> Iterator[Document]:
-  for batch in batches:
-    for start in range(0, batch.num_rows, _BATCH_ROWS):
-      for record in batch.slice(start, _BATCH_ROWS).to_pylist():
-        name = record.get(form.id_field)
-        name = f"{path}:{row}" if name is None else str(name)
-        yield Document(name, _lines(record[form.text.text_field] or ""))
-        row += 1
-
-
-def _one_piece(path: str) -> list[Piece]:
-  return [Piece(path, 0, math.inf)]
-
-
-class _Format(NamedTuple):
-  read: Callable[[Piece, DocumentFormat], Iterator[Document]]
-  # None: pieces of bytes.
-  split: Callable[[str], list[Piece]] | None = _one_piece
-
-
-_PLAIN, _WHOLE = _Format(_text_documents, None), _Format(_whole_document)
-_BY_KIND = {
-  input_files.PARQUET: _Format(_parquet_documents, _parquet_pieces),
-  input_files.ARROW: _Format(_arrow_documents),
-}
-_BY_NAME = {
-  (".jsonl", ".ndjson"): _Format(_json_documents, None),
-  (".csv", ".tsv"): _Format(_table_documents),
-}
-
-
-def _format_of(path: str, form: DocumentFormat) -> _Format:
-  with input_files.open_input(path, *input_files.COMPRESSED, *_BY_KIND) as f:
-    kind = input_files.kind_of(f, path, *input_files.COMPRESSED, *_BY_KIND)
-  if kind in _BY_KIND:
-    return _BY_KIND[kind]
-  for endings, found in _BY_NAME.items():
-    if text_files.is_named(path, *endings):
-      return found
-  return _WHOLE if form.whole_files else _PLAIN
-
-
-# All of them ------------------------------------------------------------------
+  text: TextFormat = TextFormat()  # but for its `prose`
+  id_field: str = "id"  # of a record or a table
+  whole_files: bool = False  # blank lines of plain text end paragraphs only
 
 
 def expand_patterns(patterns: str) -> list[str]:
-  """As `records.expand_patterns`, with folders of Hugging Face's data sets."""
-  paths = []
+  """As `records.expand_patterns`; a Hugging Face data set is its files.
+
+  A data set is a folder that `datasets.Dataset.save_to_disk` wrote.
+  """
+  paths: set[str] = set()
   for name in records.listed(patterns):
     state = os.path.join(name, "state.json")
+    splits = os.path.join(name, "dataset_dict.json")
     if os.path.exists(state):
-      files = json_files.read(state, {"_data_files": [{"filename": str}]})
-      paths += [os.path.join(name, f["filename"]) for f in files["_data_files"]]
-    elif os.path.exists(splits := os.path.join(name, "dataset_dict.json")):
-      found = json_files.read(splits, {"splits": [str]})["splits"]
-      raise errors.DataError(
-        f"{name}: holds several data sets, name the folder of one: "
-        + ", ".join(os.path.join(name, split) for split in found)
+      listed = json_files.read(state, {"_data_files": [{"filename": str}]})
+      files = [file["filename"] for file in listed["_data_files"]]
+      paths.update(os.path.join(name, file) for file in files)
+    elif os.path.exists(splits):
+      folders = json_files.read(splits, {"splits": [str]})["splits"]
+      raise DataError(
+        f"{name}: holds several data sets: name the folders of those to read, "
+        + ",".join(os.path.join(name, folder) for folder in folders)
       )
     else:
-      paths += records.expand_patterns(name)
-  return sorted(set(paths))
+      paths.update(records.expand_patterns(name))
+  return sorted(paths)
 
 
 def split_into_pieces(
   paths: Iterable[str], form: DocumentFormat
 ) -> list[Piece]:
-  """Pieces of all files, in order; DataError for one that cannot be read."""
-  pieces: list[Piece] = []
-  for path in paths:
-    split = _format_of(path, form).split
-    if split:
-      pieces += split(path)
-    else:
-      pieces += text_files.split_into_pieces([path], form.text)
-  return pieces
+  """Pieces of all files, in order; DataError for one that cannot be read.
+
+  They count bytes, and for Parquet and Arrow groups of rows.
+  """
+  return [
+    piece for path in paths for piece in _format_of(path).split(path, form)
+  ]
 
 
 def read_documents(piece: Piece, form: DocumentFormat) -> Iterator[Document]:
-  """The documents of a piece; DataError names the place of bad input."""
-  return _format_of(piece.path, form).read(piece, form)
+  """The documents of a piece, in order; DataError names the place of bad ones.
+
+  A document of plain text belongs to the piece with the blank line before it,
+  and is read beyond the end of that piece.
+  """
+  return _format_of(piece.path).read(piece, form)
+
+
+# Plain text and records -------------------------------------------------------
+
+
+def _split_plain(path: str, form: DocumentFormat) -> list[Piece]:
+  if form.whole_files:
+    return [Piece(path, 0, math.inf)]
+  return _split_bytes(path, form)
+
+
+def _split_bytes(path: str, form: DocumentFormat) -> list[Piece]:
+  return text_files.split_into_pieces([path], form.text)
+
+
+def _read_plain(piece: Piece, form: DocumentFormat) -> Iterator[Document]:
+  to_end = dataclasses.replace(piece, end=math.inf)
+  lines: list[str] = []
+  start, is_ours = 0, piece.start == 0
+  for place, line in text_files.placed_lines(to_end, form.text):
+    is_border = not line and not form.whole_files
+    if lines and (is_border or place - start >= MAX_DOCUMENT_BYTES):
+      yield Document(f"{piece.path}:{start}", _trimmed(lines))
+      lines = []
+    if place >= piece.end and (is_border or not is_ours):
+      return
+    is_ours = is_ours or is_border
+    if is_ours and (line or lines):
+      start = start if lines else place
+      lines.append(line)
+  if lines:
+    yield Document(f"{piece.path}:{start}", _trimmed(lines))
+
+
+def _read_json(piece: Piece, form: DocumentFormat) -> Iterator[Document]:
+  for place, line in text_files.placed_lines(piece, form.text):
+    if line:
+      record = text_files.parse_record(piece, place, line, form.text)
+      yield _of_record(record, place, piece, form)
+
+
+def _of_record(
+  record: Mapping[str, Any], place: int, piece: Piece, form: DocumentFormat
+) -> Document:
+  own = record.get(form.id_field)
+  name = f"{piece.path}:{place}" if own in (None, "") else str(own)
+  lines = list(text_files.lines_of(record[form.text.text_field]))
+  return Document(text_files.only_text(name), _trimmed(lines))
+
+
+def _trimmed(lines: list[str]) -> list[str]:
+  """Lines without blank ones at the ends."""
+  places = [place for place, line in enumerate(lines) if line]
+  return lines[places[0] : places[-1] + 1] if places else []
+
+
+# Tables of text ---------------------------------------------------------------
+
+
+def _split_csv(path: str, _: DocumentFormat) -> list[Piece]:
+  return [Piece(path, 0, math.inf)]  # a quoted cell may hold line breaks
+
+
+def _read_csv(
+  piece: Piece, form: DocumentFormat, delimiter: str
+) -> Iterator[Document]:
+  csv.field_size_limit(text_files.MAX_RECORD_BYTES)
+  lines = text_files.table_lines(piece.path, form.text)
+  reader = csv.reader(lines, delimiter=delimiter, strict=True)
+  start, number = 1, 0  # the line where the next row starts; its number
+  try:
+    header = next(filter(None, reader), [])
+    _expect_text_column(header, piece.path, form)
+    start = reader.line_num + 1
+    for row in reader:
+      if row and len(row) != len(header):
+        raise csv.Error(f"{len(row)} cells, but {len(header)} in the header")
+      if row:  # no blank line
+        record = dict(zip(header, row, strict=True))
+        yield _of_record(record, number, piece, form)
+        number += 1
+      start = reader.line_num + 1
+  except csv.Error as e:
+    raise DataError(
+      f"{piece.path}: line {start}: no row of the table ({e}): put cells with "
+      'quotes, line breaks or the delimiter in quotes, as "a ""b"" c"'
+    ) from e
+
+
+def _expect_text_column(
+  names: Sequence[str], path: str, form: DocumentFormat
+) -> None:
+  if form.text.text_field not in names:
+    raise DataError(
+      f"{path}: none of its {len(names)} columns is "
+      f"--text_field={form.text.text_field}: name another ({', '.join(names)})"
+    )
+
+
+# Tables of pyarrow ------------------------------------------------------------
+
+
+class _Group(NamedTuple):
+  """Rows that can be read alone: a row group, or a record batch."""
+
+  rows: int
+  bytes: int
+  read: Callable[[list[str]], Iterable]  # columns -> record batches
+
+
+class _Table(NamedTuple):
+  """A file with columns of types."""
+
+  schema: Any
+  groups: Iterator[_Group]
+
+
+def _parquet_table(arrow: Any, path: str) -> _Table:
+  file = arrow.parquet.ParquetFile(
+    path, buffer_size=_BUFFER_BYTES, pre_buffer=False
+  )
+
+  def group(number: int) -> _Group:
+    facts = file.metadata.row_group(number)
+    read = lambda columns: file.iter_batches(
+      _BATCH_ROWS, [number], columns, use_threads=False
+    )
+    return _Group(facts.num_rows, facts.total_byte_size, read)
+
+  return _Table(file.schema_arrow, map(group, range(file.num_row_groups)))
+
+
+def _arrow_table(arrow: Any, path: str) -> _Table:
+  """Of a file, which lists its record batches, or a stream of them."""
+  file, mark = arrow.memory_map(path), b"ARROW1"
+  is_file = file.read(len(mark)) == mark
+  file.seek(0)
+  if is_file:
+    reader = arrow.ipc.open_file(file)
+    batches = map(reader.get_batch, range(reader.num_record_batches))
+  else:
+    batches = reader = arrow.ipc.open_stream(file)
+
+  def group(batch: Any) -> _Group:
+    read = lambda columns: [batch.select(columns)]
+    return _Group(batch.num_rows, batch.nbytes, read)
+
+  return _Table(reader.schema, map(group, batches))
+
+
+@contextlib.contextmanager
+def _pyarrow(where: Callable[[], str]) -> Iterator[Any]:
+  """The library; DataError without it, and for what it reports of a file."""
+  try:
+    import pyarrow
+    import pyarrow.parquet
+  except ImportError as e:
+    raise DataError(
+      f"{where()}: only pyarrow reads it, which is not here ({e}): install it "
+      "by pip install -r requirements/text.txt"
+    ) from e
+  try:
+    yield pyarrow
+  except (pyarrow.ArrowException, OSError) as e:
+    said = " ".join(str(e).split())
+    raise DataError(
+      f"{where()}: damaged ({said[:200]}): copy the file again"
+    ) from e
+
+
+def _split_groups(
+  path: str, form: DocumentFormat, open_table: Callable[[Any, str], _Table]
+) -> list[Piece]:
+  """Consecutive groups of about `text_files.PIECE_BYTES`."""
+  pieces, start, size, end = [], 0, 0, 0
+  with _pyarrow(lambda: path) as arrow:
+    table = open_table(arrow, path)
+    _columns(table.schema, path, form)
+    for end, group in enumerate(table.groups, 1):
+      size += group.bytes
+      if size >= text_files.PIECE_BYTES:
+        pieces.append(Piece(path, start, end))
+        start, size = end, 0
+  if end > start:
+    pieces.append(Piece(path, start, end))
+  return pieces
+
+
+def _read_groups(
+  piece: Piece, form: DocumentFormat, open_table: Callable[[Any, str], _Table]
+) -> Iterator[Document]:
+  row = 0
+  with _pyarrow(lambda: f"{piece.path}: row {row} or a later one") as arrow:
+    table = open_table(arrow, piece.path)
+    columns = _columns(table.schema, piece.path, form)
+    for number, group in enumerate(table.groups):
+      if number == piece.end:
+        return
+      if number < piece.start:
+        row += group.rows
+        continue
+      for batch in group.read(columns):
+        for first in range(0, batch.num_rows, _BATCH_ROWS):
+          some = batch.slice(first, _BATCH_ROWS)
+          some.validate(full=True)  # else bad places or UTF-8 crash it
+          for record in some.to_pylist():
+            yield _of_record(record, row, piece, form)
+            row += 1
+
+
+def _columns(schema: Any, path: str, form: DocumentFormat) -> list[str]:
+  """The names of the columns to read; DataError if none holds the text."""
+  name = form.text.text_field
+  _expect_text_column(schema.names, path, form)
+  kind = str(schema.field(name).type)
+  if not re.match(r"(dictionary<values=)?(large_)?string", kind):
+    raise DataError(
+      f"{path}: the column --text_field={name} holds {kind}, not text: name "
+      f"another ({', '.join(schema.names)})"
+    )
+  return list(dict.fromkeys([name, *({form.id_field} & set(schema.names))]))
+
+
+# Formats ----------------------------------------------------------------------
+
+
+class _Format(NamedTuple):
+  split: Callable[[str, DocumentFormat], list[Piece]]
+  read: Callable[[Piece, DocumentFormat], Iterator[Document]]
+
+
+def _of_table(open_table: Callable[[Any, str], _Table]) -> _Format:
+  return _Format(
+    functools.partial(_split_groups, open_table=open_table),
+    functools.partial(_read_groups, open_table=open_table),
+  )
+
+
+_PLAIN = _Format(_split_plain, _read_plain)
+_BY_CONTENT = {
+  input_files.PARQUET: _of_table(_parquet_table),
+  input_files.ARROW: _of_table(_arrow_table),
+}
+_BY_NAME = {
+  ".jsonl": _Format(_split_bytes, _read_json),
+  ".ndjson": _Format(_split_bytes, _read_json),
+  ".csv": _Format(_split_csv, functools.partial(_read_csv, delimiter=",")),
+  ".tsv": _Format(_split_csv, functools.partial(_read_csv, delimiter="\t")),
+}
+
+
+def _format_of(path: str) -> _Format:
+  readable = (*input_files.COMPRESSED, *_BY_CONTENT)
+  with input_files.open_input(path, *readable) as f:
+    kind = input_files.kind_of(f, path, *readable)
+  named = (
+    form
+    for ending, form in _BY_NAME.items()
+    if text_files.is_named(path, ending)
+  )
+  return _BY_CONTENT.get(kind) or next(named, _PLAIN)

@@ -166,9 +166,7 @@ def read_lines(
       yield from batch.sentences
 
 
-def placed_lines(
-  piece: Piece, text: TextFormat
-) -> Iterator[tuple[int, str]]:
+def placed_lines(piece: Piece, text: TextFormat) -> Iterator[tuple[int, str]]:
   """(the byte where it starts, stripped line) for each line of a piece.
 
   Long lines come in parts, as in `read_batches`; blank parts are left out, so
