@@ -84,8 +84,8 @@ class CorpusSettings:
     "What removes documents of low quality: c4, gopher, fineweb, or a file of "
     "settings, see docs/data.md. Empty: nothing.")
   max_line_documents: int | None = _clean(None,
-    "A line that is in more documents than this is left in the first of them "
-    "only. Default: all lines stay.", low=1)
+    "Number of documents that may have an equal line. If more have it, only the "
+    "first keeps it. Default: any number.", low=1)
   near_duplicates: float = _clean(0.8,
     "Jaccard similarity of the sequences of five words of two documents, from "
     "which they are duplicates. Only the first stays.", low=0.5, high=1)
@@ -97,7 +97,7 @@ class CorpusSettings:
   heldout_fraction: float = _clean(0.05,
     "Share of the documents to hold out.", above=0, below=1)
   dry_run: bool = _clean(False,
-    "Write report.html about a sample of the text, of about 64 MB, and no "
+    "Write report.html about parts of the text, of about 64 MB, and no "
     "corpus.")
   workers: launchers.WorkerSettings = setting(
     launchers.WorkerSettings(), group="Workers")

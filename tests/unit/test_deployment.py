@@ -159,13 +159,14 @@ def test_images_have_no_tools_of_tests_and_builds():
 
 
 def test_images_have_what_the_code_imports():
-  """But the packages of --report_to, of tables, and of GPUs."""
+  """But the packages of --report_to, of GPUs, and of some input."""
   imported = set()
   for name in test_architecture.MODULES:
     imported |= {i.split(".")[0] for i in test_architecture.imports(name)}
   ours = {name.split(".")[0] for name in test_architecture.MODULES}
   imported -= ours | set(sys.stdlib_module_names)
-  imported -= {"horovod", "mlflow", "pyarrow", "triton", "wandb"}
+  imported -= {"horovod", "mlflow", "triton", "wandb"}
+  imported -= listed("requirements/text.txt").keys()
   packages = metadata.packages_distributions()
   runs_with = needed(listed("requirements/cpu.txt"))
   assert "numpy" in imported
@@ -175,9 +176,9 @@ def test_images_have_what_the_code_imports():
 
 
 def test_all_that_is_installed_has_one_pinned_version():
-  files = ("cpu", "horovod", "tests", "constraints")
+  files = ("cpu", "horovod", "text", "tests", "constraints")
   found = [listed(f"requirements/{name}.txt") for name in files]
-  for name in needed(name for file in found[:3] for name in file):
+  for name in needed(name for file in found[:4] for name in file):
     pins = [str(f[name].specifier) for f in found if name in f]
     pins = list(filter(None, pins))
     assert len(pins) == 1 and pins[0].startswith("=="), (name, pins)

@@ -201,7 +201,8 @@ def installed(variant):
   """What a kind of environment is made of, and that a compiler comes first."""
   return [
     f"horovod check-{variant}",
-    f"pip -r {variant}.txt -r horovod.txt -r tests.txt -c constraints.txt",
+    f"pip -r {variant}.txt -r horovod.txt -r text.txt -r tests.txt "
+    "-c constraints.txt",
     f"horovod {variant}",
   ]
 
