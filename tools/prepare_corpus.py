@@ -84,8 +84,8 @@ class CorpusSettings:
     "What removes documents of low quality: c4, gopher, fineweb, or a file of "
     "settings, see docs/data.md. Empty: nothing.")
   max_line_documents: int | None = _clean(None,
-    "Number of documents that may have an equal line. If more have it, only the "
-    "first keeps it. Default: any number.", low=1)
+    "Number of documents that may have an equal line. If more have it, only "
+    "the first keeps it. Default: any number.", low=1)
   near_duplicates: float = _clean(0.8,
     "Jaccard similarity of the sequences of five words of two documents, from "
     "which they are duplicates. Only the first stays.", low=0.5, high=1)

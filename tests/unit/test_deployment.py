@@ -124,7 +124,7 @@ def listed(name):
   for line in filter(None, lines):
     if line.startswith("-r "):
       found |= listed(os.path.normpath(os.path.join(folder, line[3:])))
-    else:
+    elif not line.startswith("-c "):
       requirement = Requirement(line)
       found[canonicalize_name(requirement.name)] = requirement
   return found
