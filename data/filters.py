@@ -14,6 +14,7 @@ import collections
 import dataclasses
 import functools
 import html
+import json
 import math
 import os
 import re
@@ -21,22 +22,34 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from common import errors, files, input_files, json_files
+from data import text_files
 
 _FOLDER = os.path.join(
   os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
   "configs",
   "filters",
 )
-_TERMINAL = (".", "?", "!", '"', "'", "”", "’", "。", "？", "！")
+_TERMINAL = tuple(".?!\"'”’。？！؟۔।")
+# Between two sentences of a line; Chinese has no space there.
+_SENTENCE_BREAK = re.compile(
+  r"""[.!?。？！](?:["'”’)]*[ ]+["'“‘(]*[^\W_a-z]|(?<=[。？！])(?=.))"""
+)
+_PARAGRAPH_BREAK = re.compile(r"\n\n+")
 _ELLIPSIS = ("...", "…")
 _BULLETS = ("•", "-", "*", "‣", "●")
-_POLICY = re.compile(
-  "javascript|terms of use|privacy policy|cookie policy|uses cookies|"
-  "use of cookies|use cookies",
-  re.IGNORECASE,
+_POLICY = (
+  "javascript",
+  "terms of use",
+  "privacy policy",
+  "cookie policy",
+  "uses cookies",
+  "use of cookies",
+  "use cookies",
 )
 _GOPHERS_STOP_WORDS = "the be to of and that have with".split()
 _LETTER = re.compile(r"[^\W\d_]")
+_WORD = re.compile(r"\w+")
+_LANGUAGE_CHARS = 2000  # a walk over bytes in Python: more is slow
 _EXAMPLES, _EXAMPLE_CHARS = 3, 200  # shown of each filter
 
 
@@ -55,17 +68,48 @@ class _Document:
     return "\n".join(self.all_lines)
 
   @functools.cached_property
+  def lower(self) -> str:
+    return self.text.lower()
+
+  @functools.cached_property
   def paragraphs(self) -> list[str]:
-    return self.text.split("\n\n")
+    return _PARAGRAPH_BREAK.split(self.text.strip("\n"))
 
   @functools.cached_property
   def words(self) -> list[str]:
     return self.text.split()
 
-  def sequences(self, size: int) -> list[str]:
-    """All of `size` consecutive words."""
-    shifted = [self.words[place:] for place in range(size)]
-    return list(map(" ".join, zip(*shifted, strict=False)))
+  @functools.cached_property
+  def _recurring(self) -> list[list[tuple[int, str]]]:
+    """What `recurring` found for 2 words, 3, and so on."""
+    pairs = map(" ".join, zip(self.words, self.words[1:], strict=False))
+    return [_recurring_only(list(pairs), range(len(self.words)))]
+
+  def recurring(self, size: int) -> list[tuple[int, str]]:
+    """(place, text) of all sequences of `size` words that occur twice or more.
+
+    `size` is at least 2. Few are looked at: the first words of a sequence that
+    occurs twice do so, too.
+    """
+    found, words = self._recurring, self.words
+    for shorter in range(len(found) + 1, size):
+      inner = [item for item in found[-1] if item[0] + shorter < len(words)]
+      texts = [f"{text} {words[place + shorter]}" for place, text in inner]
+      found.append(_recurring_only(texts, [place for place, _ in inner]))
+    return found[size - 2]
+
+
+def _recurring_only(
+  texts: list[str], places: Sequence[int]
+) -> list[tuple[int, str]]:
+  counts = collections.Counter(texts)
+  if len(counts) == len(texts):
+    return []
+  return [
+    (place, text)
+    for place, text in zip(places, texts, strict=False)
+    if counts[text] > 1
+  ]
 
 
 # What is measured -------------------------------------------------------------
@@ -90,10 +134,27 @@ def _repeated_characters(items: Sequence[str], document: _Document) -> float:
   return sum(map(len, _repeated(items))) / max(1, len(document.text))
 
 
+def _letter_share(words: Sequence[str]) -> float:
+  """The share of words with a letter."""
+  rest = [word for word in words if not word.isalpha()]
+  without = sum(not _LETTER.search(word) for word in rest)
+  return 1 - without / len(words) if words else 0.0
+
+
+def _stop_words(
+  document: _Document, words: Sequence[str] = _GOPHERS_STOP_WORDS
+) -> float:
+  """How many of the words occur, in small letters, capitals or with one."""
+  found = set(document.words)
+  forms = [(word, word.capitalize(), word.upper()) for word in words]
+  return sum(not found.isdisjoint(form) for form in forms)
+
+
 def _top_sequence(document: _Document, size: int) -> float:
-  """The share of characters in the most frequent sequence of words."""
-  most = collections.Counter(document.sequences(size)).most_common(1)
-  characters = sum(len(words) * count for words, count in most)
+  """The share of characters in the most frequent sequence of words, or 0."""
+  texts = [text for _, text in document.recurring(size)]
+  most = collections.Counter(texts).most_common(1)
+  characters = sum(len(text) * count for text, count in most)
   return characters / max(1, len(document.text))
 
 
@@ -103,17 +164,34 @@ def _repeated_sequences(document: _Document, size: int) -> float:
   Each character counts once.
   """
   seen, characters, next_place = set[str](), 0, 0
-  for place, words in enumerate(document.sequences(size)):
-    if words in seen and place >= next_place:
-      characters += len(words)
+  for place, text in document.recurring(size):
+    if text in seen and place >= next_place:
+      characters += len(text)
       next_place = place + size
-    seen.add(words)
+    seen.add(text)
   return characters / max(1, len(document.text))
 
 
+def _listed_words(document: _Document, words: Sequence[str]) -> float:
+  """How many of the words and phrases occur, without regard to case."""
+  found = f" {' '.join(_WORD.findall(document.lower))} "
+  return sum(f" {word} " in found for word in _listed(tuple(words)))
+
+
+@functools.lru_cache(8)
+def _listed(words: tuple[str, ...]) -> frozenset[str]:
+  listed = (" ".join(_WORD.findall(word.lower())) for word in words)
+  return frozenset(filter(None, listed))
+
+
 def _language(document: _Document, code: str) -> float:
-  """The probability of a language, by py3langid."""
-  return dict(_language_model().rank(document.text)).get(code, 0.0)
+  """The probability of a language, by py3langid on the first characters."""
+  found = dict(_language_model().rank(document.text[:_LANGUAGE_CHARS]))
+  if code not in found:
+    raise errors.DataError(
+      f"the filter language knows no {code}, but {', '.join(sorted(found))}"
+    )
+  return found[code]
 
 
 @functools.cache
@@ -125,15 +203,9 @@ def _language_model():
       "the filter language needs py3langid: pip install -r "
       "requirements/text.txt"
     ) from e
-  return langid.LanguageIdentifier.from_pickled_model(
+  return langid.LanguageIdentifier.from_model_file(
     langid.MODEL_FILE, norm_probs=True
   )
-
-
-@functools.cache
-def _words_of(path: str) -> frozenset[str]:
-  with open(path, encoding="utf-8") as f:
-    return frozenset(f.read().lower().split())
 
 
 class _Measure(NamedTuple):
@@ -149,7 +221,9 @@ _DOCUMENTS = {
   "mean_word_length": _Measure(
     lambda d: sum(map(len, d.words)) / max(1, len(d.words))
   ),
-  "sentence_ends": _Measure(lambda d: len(re.findall(r"[.!?。！？]", d.text))),
+  "sentences": _Measure(
+    lambda d: len(d.lines) + len(_SENTENCE_BREAK.findall(d.text))
+  ),
   "hashes_per_word": _Measure(
     lambda d: d.text.count("#") / max(1, len(d.words))
   ),
@@ -162,15 +236,8 @@ _DOCUMENTS = {
   "ellipsis_lines": _Measure(
     lambda d: _share(lambda line: line.endswith(_ELLIPSIS), d.lines)
   ),
-  "words_with_letters": _Measure(
-    lambda d: _share(lambda word: bool(_LETTER.search(word)), d.words)
-  ),
-  "stop_words": _Measure(
-    lambda d, words=_GOPHERS_STOP_WORDS: len(
-      set(words) & set(d.text.lower().split())
-    ),
-    {"words?": [str]},
-  ),
+  "words_with_letters": _Measure(lambda d: _letter_share(d.words)),
+  "stop_words": _Measure(_stop_words, {"words?": [str]}),
   "punctuated_lines": _Measure(
     lambda d: _share(lambda line: line.endswith(_TERMINAL), d.lines)
   ),
@@ -178,7 +245,7 @@ _DOCUMENTS = {
     lambda d, characters=30: _share(
       lambda line: len(line) <= characters, d.lines
     ),
-    {"characters?": int},
+    {"characters?": range(1, 1 << 20)},
   ),
   "lines_per_word": _Measure(lambda d: len(d.lines) / max(1, len(d.words))),
   "repeated_lines": _Measure(lambda d: _repeated_share(d.lines)),
@@ -189,15 +256,10 @@ _DOCUMENTS = {
   "repeated_paragraph_characters": _Measure(
     lambda d: _repeated_characters(d.paragraphs, d)
   ),
-  "top_sequence": _Measure(_top_sequence, {"size": int}),
-  "repeated_sequences": _Measure(_repeated_sequences, {"size": int}),
-  "text": _Measure(
-    lambda d, text: d.text.lower().count(text.lower()), {"text": str}
-  ),
-  "listed_words": _Measure(
-    lambda d, file: len(_words_of(file) & set(d.text.lower().split())),
-    {"file": str},
-  ),
+  "top_sequence": _Measure(_top_sequence, {"size": range(2, 101)}),
+  "repeated_sequences": _Measure(_repeated_sequences, {"size": range(2, 101)}),
+  "text": _Measure(lambda d, text: d.lower.count(text.lower()), {"text": str}),
+  "listed_words": _Measure(_listed_words, {"words": [str]}),
   "language": _Measure(_language, {"code": str}),
 }
 _LINES = {
@@ -206,7 +268,7 @@ _LINES = {
   ),
   "line_words": _Measure(lambda line: len(line.split())),
   "line_longest_word": _Measure(lambda line: max(map(len, line.split()))),
-  "line_policy": _Measure(lambda line: len(_POLICY.findall(line))),
+  "line_policy": _Measure(lambda line: sum(map(line.lower().count, _POLICY))),
 }
 
 
@@ -225,10 +287,25 @@ class _Filter(NamedTuple):
   def keeps(self, item: _Document | str) -> bool:
     return self.min <= self.of(item, **self.options) <= self.max
 
+  def apply(self, document: _Document, counts: "Counts") -> _Document | None:
+    """What stays of a document."""
+    if self.keeps(document):
+      return document
+    counts.add(self.label, document.text, documents=1)
+    return None
 
-class _Chain(NamedTuple):
-  lines: list[_Filter]
-  documents: list[_Filter]
+
+class _LineFilter(_Filter):
+  """One that removes lines."""
+
+  def apply(self, document: _Document, counts: "Counts") -> _Document | None:
+    removed = [line for line in document.lines if not self.keeps(line)]
+    if not removed:
+      return document
+    for line in removed:
+      counts.add(self.label, line, lines=1)
+    gone = set(removed)
+    return _Document([line for line in document.all_lines if line not in gone])
 
 
 def _filter(line: dict) -> _Filter:
@@ -247,20 +324,32 @@ def _filter(line: dict) -> _Filter:
       + "".join(f", {option}" for option in sorted(known))
       + "".join(f", but no {key}" for key in sorted(unknown))
     )
-  words = [str(line[key]) for key in sorted(options)]
+  short = [str(line[key]) for key in sorted(options) if key != "words"]
   bounds = line.get("min", -math.inf), line.get("max", math.inf)
-  return _Filter(" ".join([name, *words]), measure.of, options, *bounds)
+  kind = _LineFilter if name in _LINES else _Filter
+  # The label is a field of a table, too: without tabs and line ends.
+  label = " ".join(" ".join([name, *short]).split())
+  return kind(label, measure.of, options, *bounds)
 
 
 @functools.cache
-def _chain(source: str) -> _Chain:
-  filters = json_files.parse(source, {"filters": [dict]})["filters"]
-  chain = _Chain([], [])
-  for line in filters:
-    (chain.lines if line.get("filter") in _LINES else chain.documents).append(
-      _filter(line)
-    )
-  return chain
+def _chain(source: str) -> list[_Filter]:
+  return list(map(_filter, _settings(source)))
+
+
+def _settings(source: str) -> list[dict]:
+  return json_files.parse(source, {"filters": [dict]})["filters"]
+
+
+def _with_words(line: dict) -> dict:
+  """A filter with the words of its file, which decide what stays."""
+  if line.get("filter") != "listed_words" or "file" not in line:
+    return line
+  json_files.expect(line, {"file": str})
+  path = line["file"]
+  words = text_files.utf8_lines(input_files.read(path).splitlines(), path)
+  rest = {key: value for key, value in line.items() if key != "file"}
+  return rest | {"words": list(words)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,9 +368,18 @@ class Filters:
       return cls()
     published = os.path.join(_FOLDER, f"{name}.json")
     path = published if os.path.exists(published) else name
-    source = input_files.read(path).decode(errors="replace")
+    if not os.path.exists(path):
+      names = ", ".join(sorted(os.listdir(_FOLDER))).replace(".json", "")
+      raise errors.DataError(
+        f"--filters={name}: no such file: give a settings file, or one of "
+        + names
+      )
     try:
-      _chain(source)
+      lines = list(map(_with_words, _settings(input_files.read(path).decode())))
+      source = json.dumps({"filters": lines})
+      # A trial shows what is missing for it before any text is read.
+      for one in _chain(source):
+        one.apply(_Document(["A trial."]), Counts())
     except ValueError as e:
       raise errors.DataError(f"{path}: {e}") from e
     return cls(source)
@@ -291,20 +389,12 @@ class Filters:
 
     "" in `lines` is between paragraphs. What is removed goes to `counts`.
     """
-    chain = _chain(self.source)
-    kept = []
-    for line in lines if chain.lines else ():
-      for one in chain.lines:
-        if line and not one.keeps(line):
-          counts.add(one.label, line, lines=1)
-          break
-      else:
-        kept.append(line)
-    document = _Document(kept if chain.lines else lines)
-    for one in chain.documents:
-      if not one.keeps(document):
-        counts.add(one.label, document.text, documents=1)
+    document = _Document(lines)
+    for one in _chain(self.source):
+      left = one.apply(document, counts)
+      if left is None:
         return [], one.label
+      document = left
     return list(document.all_lines), ""
 
 

@@ -176,9 +176,10 @@ def test_the_data_side_does_not_load_tensorflow():
 
 
 DATA_TESTS = (
-  "create_pretraining_data", "entities", "instances", "masking", "packing",
-  "prepare_corpus", "record_order", "sentences", "squad_metric", "text_files",
-  "tokenization", "training_plan", "windows", "word_windows", "work_dir",
+  "create_pretraining_data", "entities", "filters", "instances", "masking",
+  "packing", "prepare_corpus", "record_order", "sentences", "squad_metric",
+  "text_files", "tokenization", "training_plan", "windows", "word_windows",
+  "work_dir",
 )  # fmt: skip
 
 
