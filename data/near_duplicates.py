@@ -1,304 +1,350 @@
-"""Documents that have much text in common, found in bounded memory.
+"""Documents that are copies of others, or nearly so, in bounded memory.
 
-A document is the set of its shingles: sequences of five words (Broder 1997, "On
-the resemblance and containment of documents"). MinHash signatures, cut into
-bands, propose pairs (Leskovec et al., "Mining of Massive Datasets", chapter 3),
-and their exact Jaccard similarity decides.
+A document is the set of its shingles, the sequences of five words in it, and
+two documents are near-duplicates if their sets have a high Jaccard similarity:
+the share of common shingles in all (Broder 1997, "On the resemblance and
+containment of documents"). Pairs are found by MinHash with banding (Leskovec,
+Rajaraman and Ullman, "Mining of Massive Datasets", chapter 3), and each is
+verified exactly, unlike FineWeb's (arXiv:2406.17557, by datatrove with 14 bands
+of 8 rows). So short bands, which find more pairs, cost no precision.
 
-Only for comparisons, ASCII is lower-cased, everything but letters, digits and
-other scripts separates words, and a Chinese, Japanese or Korean character is a
-word.
+Each piece of a corpus has a folder with its signatures (`write_signatures`).
+`edges` connects the documents of all pieces, band by band and part by part of a
+band's keys, and `clusters` joins the edges. Documents are numbered over the
+pieces in their order.
+
+Only to compare, ASCII letters are lower-cased, and what is neither an ASCII
+letter or digit nor a byte above 127 separates words. A Chinese, Japanese or
+Korean character is a word by itself.
 """
 
+import collections
 import functools
+import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import scipy.sparse
 
-SHINGLE_WORDS = 5
-EVALUATION_WORDS = 13  # GPT-3's, arXiv:2005.14165, appendix C
-# A pair of similarity s shares a band with probability 1 - (1 - s^ROWS)^BANDS:
-# 98.8% at 0.6, 99.99% at 0.75.
+SHINGLE_WORDS = 5  # as FineWeb
+EVALUATION_WORDS = 13  # as GPT-3 (arXiv:2005.14165, appendix C)
+# A pair of similarity s has an equal key in one of b bands with the probability
+# 1 - (1 - s^ROWS)^b: 98.8% at 0.6, 99.99% at 0.75 with all of them.
 BANDS, ROWS = 32, 4
-# Of documents with an equal band, those that later ones are compared with.
-_REPRESENTATIVES = 16
-# One more similar than this to a representative is none itself.
-_SAME = 0.95
+# Further bands are not compared when so few pairs at the threshold are missed.
+_MISSED = 0.001
+# With how many documents before it one of an equal key is compared.
+_COMPARED = 64
 
-# The files of signatures: arrays as they are in memory.
-_SHINGLES, _OFFSETS, _KEYS, _SETS = "shingles", "offsets", "bands", "sets"
-_SPACE = ord(" ")
-_NORMAL = bytes(
-  ord(chr(byte).lower()) if byte > 127 or chr(byte).isalnum() else _SPACE
-  for byte in range(128)
-) + bytes(range(128, 256))
-# First bytes of three that are a character of China, Japan or Korea in UTF-8.
-_EAST_ASIAN = (0xE3, 0xED)
+# The files of a piece. `_SIGNATURES` has rows, uint64 [BANDS + 3, n]: the keys
+# of each band, a hash of all shingles, and where they begin and end.
+_SIGNATURES = "signatures.npy"
+_OTHER_ROWS = range(BANDS, BANDS + 3)
+_SHINGLES = "shingles"  # those of each document sorted and distinct
+_SHINGLE_TYPE = np.dtype("<u4")
+_READ_SHINGLES = 8 << 20  # at a time: 32 MB
 
 
 class Ragged(NamedTuple):
-  """Values of n documents: [offsets[i], offsets[i + 1]) are document i's."""
+  """Values of n texts: those of text i are [offsets[i], offsets[i + 1])."""
 
-  values: np.ndarray  # uint64 [m], or uint32
+  values: np.ndarray
   offsets: np.ndarray  # int64 [n + 1]
+
+
+def _offsets(counts: np.ndarray) -> np.ndarray:
+  """int64 [n + 1]: where each of n texts begins, and the end."""
+  return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
 # Words and sequences of them --------------------------------------------------
 
-_BASE = 0x9E3779B97F4A7C15  # odd, so it has an inverse modulo 2^64
-_STEP = 0xD6E8FEB86659FD93
+_SEPARATOR = b"\0"
+_NORMALIZED = bytes(
+  byte if byte > 127 or chr(byte).isalnum() else 0 for byte in range(256)
+).lower()
+# The first byte of three that are a Chinese, Japanese or Korean character.
+_EAST_ASIAN_FIRST, _EAST_ASIAN_LAST = 0xE3, 0xED
+_BLOCK_BYTES = 1 << 16  # what a core's cache holds as 64-bit numbers
+# The bases of polynomials: odd, to have an inverse, otherwise arbitrary.
+_BYTE_BASE, _WORD_BASE = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
+_BYTE_INVERSE = pow(_BYTE_BASE, -1, 1 << 64)
 
 
 def _mixed(values: np.ndarray) -> np.ndarray:
-  """MurmurHash3's last step, for uint64."""
+  """Spreads uint64 values: the last step of MurmurHash3."""
   for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
-    values = values ^ (values >> np.uint64(33))
-    values *= np.uint64(factor)
+    values = (values ^ (values >> np.uint64(33))) * np.uint64(factor)
   return values ^ (values >> np.uint64(33))
 
 
-@functools.lru_cache(2)
-def _powers(base: int, log_size: int) -> np.ndarray:
-  """base^0, base^1, ... modulo 2^64."""
-  factors = np.full(1 << log_size, base, np.uint64)
+@functools.lru_cache(maxsize=2)
+def _powers(base: int, log_count: int) -> np.ndarray:
+  """uint64: base^0, base^1, ... modulo 2^64."""
+  factors = np.full(1 << log_count, base, np.uint64)
   factors[0] = 1
   return np.multiply.accumulate(factors)
 
 
 def _words(texts: Sequence[bytes]) -> Ragged:
-  """A hash of each word."""
-  joined = b" ".join([*texts, b""]).translate(_NORMAL)
-  content = np.frombuffer(joined, np.uint8)
-  is_letter = content != _SPACE
-  is_east_asian = (content >= _EAST_ASIAN[0]) & (content <= _EAST_ASIAN[1])
-  # A word begins after a space, and at and after an East Asian character.
+  """A uint64 hash of each word of each text, in order."""
+  content = _SEPARATOR.join([*texts, b""]).translate(_NORMALIZED)
+  firsts, hashes = [np.zeros(0, np.int64)], [np.zeros(0, np.uint64)]
+  begin = 0
+  while begin < len(content):
+    # A word never goes on in the next block.
+    end = content.find(_SEPARATOR, begin + _BLOCK_BYTES) + 1 or len(content)
+    block = np.frombuffer(content, np.uint8, end - begin, begin)
+    places = np.flatnonzero(_word_begins(block))
+    firsts.append(places + begin)
+    hashes.append(_word_hashes(block, places))
+    begin = end
+  text_begins = _offsets(np.array([len(text) + 1 for text in texts], np.int64))
+  offsets = np.searchsorted(np.concatenate(firsts), text_begins)
+  return Ragged(np.concatenate(hashes), offsets)
+
+
+def _word_begins(block: np.ndarray) -> np.ndarray:
+  """bool: whether each byte is a word's first one."""
+  is_letter = block > 0
+  is_east_asian = (block >= _EAST_ASIAN_FIRST) & (block <= _EAST_ASIAN_LAST)
   begins = is_letter.copy()
   begins[1:] &= ~is_letter[:-1]
   begins |= is_east_asian
   begins[3:] |= is_east_asian[:-3] & is_letter[3:]
-  ends = is_letter.copy()
-  ends[:-1] &= ~is_letter[1:] | begins[1:]
-  first, last = np.flatnonzero(begins), np.flatnonzero(ends)
-  # The bytes as a polynomial's coefficients. Differences of its prefix sums,
-  # divided by the power of the place, do not depend on the place.
-  log_size = len(content).bit_length()
-  powers = _powers(_BASE, log_size)[: len(content)]
-  sums = np.cumsum(content * powers, dtype=np.uint64)
-  before = np.where(first > 0, sums[first - 1], np.uint64(0))
-  inverse = _powers(pow(_BASE, -1, 1 << 64), log_size)
-  hashes = _mixed((sums[last] - before) * inverse[first])
-  text_ends = np.cumsum([len(text) + 1 for text in texts])
-  counts = np.searchsorted(first, text_ends)
-  return Ragged(hashes, np.concatenate([[0], counts]).astype(np.int64))
+  return begins
+
+
+def _word_hashes(block: np.ndarray, firsts: np.ndarray) -> np.ndarray:
+  """Polynomials modulo 2^64, whose coefficients are a word's bytes.
+
+  A word's is the difference of two prefix sums, for bytes between words are 0,
+  divided by the power of its place.
+  """
+  log_count = len(block).bit_length()
+  terms = block * _powers(_BYTE_BASE, log_count)[: len(block)]
+  sums = np.cumsum(terms)
+  before = sums[firsts] - terms[firsts]
+  differences = np.diff(before, append=sums[-1:])
+  return _mixed(differences * _powers(_BYTE_INVERSE, log_count)[firsts])
 
 
 def ngram_hashes(texts: Sequence[bytes], size: int) -> Ragged:
   """uint64 hashes of the sequences of `size` words of each text, in order.
 
-  A text of fewer words has one, of all its words.
+  A text of fewer words, or none, has one hash, of all its words. `texts` are
+  UTF-8. The hashes are the same on every machine.
   """
   words = _words(texts)
   counts = np.diff(words.offsets)
-  # Shorter texts are filled with zeros.
+  # Shorter texts go on in words of hash 0.
   lengths = np.maximum(counts, size)
-  begins = np.cumsum(lengths) - lengths
-  filled = np.zeros(lengths.sum() + size - 1, np.uint64)
-  shift = np.repeat(begins - words.offsets[:-1], counts)
-  filled[np.arange(len(words.values)) + shift] = words.values
-  total = len(filled) - size + 1
-  hashes = np.zeros(total, np.uint64)
-  for place in range(size):
-    hashes *= np.uint64(_STEP)
-    hashes += filled[place : place + total]
-  # The last size - 1 places of a text begin none.
+  begins = _offsets(lengths)
+  filled = np.zeros(begins[-1], np.uint64)
+  shifts = np.repeat(begins[:-1] - words.offsets[:-1], counts)
+  filled[np.arange(len(words.values)) + shifts] = words.values
+
   numbers = lengths - size + 1
-  is_within = np.ones(total, bool)
-  for place in range(1, size):
-    is_within[begins + lengths - place] = False
-  offsets = np.concatenate([[0], np.cumsum(numbers)]).astype(np.int64)
-  return Ragged(_mixed(hashes[is_within]), offsets)
+  offsets = _offsets(numbers)
+  shifts = np.repeat(begins[:-1] - offsets[:-1], numbers)
+  places = np.arange(offsets[-1]) + shifts
+  hashes = np.zeros(len(places), np.uint64)
+  for _ in range(size):
+    hashes *= np.uint64(_WORD_BASE)
+    hashes += filled[places]
+    places += 1
+  return Ragged(_mixed(hashes), offsets)
 
 
-def overlaps(texts: Sequence[bytes], ngrams: np.ndarray) -> np.ndarray:
-  """bool [n]: which texts have one of the `ngrams`, sorted uint64 hashes.
-
-  They are `ngram_hashes` of EVALUATION_WORDS words.
-  """
-  if not texts or not len(ngrams):
-    return np.zeros(len(texts), bool)
-  hashes, offsets = ngram_hashes(texts, EVALUATION_WORDS)
-  places = np.minimum(np.searchsorted(ngrams, hashes), len(ngrams) - 1)
-  return np.logical_or.reduceat(ngrams[places] == hashes, offsets[:-1])
+def overlaps(
+  texts: Sequence[bytes], ngrams: np.ndarray, size: int = EVALUATION_WORDS
+) -> np.ndarray:
+  """bool [n]: which texts have one of `ngrams`, sorted `ngram_hashes`."""
+  is_overlap = np.zeros(len(texts), bool)
+  hashes, offsets = ngram_hashes(texts, size)
+  places = np.searchsorted(ngrams, hashes)
+  found = np.flatnonzero(places < np.searchsorted(ngrams, hashes, "right"))
+  is_overlap[np.searchsorted(offsets, found, "right") - 1] = True
+  return is_overlap
 
 
 # Signatures -------------------------------------------------------------------
 
 
-def shingle_sets(texts: Sequence[bytes]) -> Ragged:
+def _shingle_sets(texts: Sequence[bytes]) -> Ragged:
   """The distinct shingles of each text, sorted, as uint32."""
   hashes, offsets = ngram_hashes(texts, SHINGLE_WORDS)
+  half = np.uint64(32)
   owners = np.repeat(np.arange(len(texts), dtype=np.uint64), np.diff(offsets))
-  pairs = np.sort(owners << np.uint64(32) | hashes >> np.uint64(32))
-  # np.unique does not sort, which is several times slower here.
-  pairs = pairs[np.append(True, pairs[1:] != pairs[:-1])]
-  offsets = np.searchsorted(pairs >> np.uint64(32), np.arange(len(texts) + 1))
-  return Ragged(pairs.astype(np.uint32), offsets)
+  pairs = np.sort(owners << half | hashes >> half)
+  pairs = pairs[_differs(pairs[np.newaxis])]
+  bounds = np.arange(len(texts) + 1, dtype=np.uint64) << half
+  return Ragged(pairs.astype(_SHINGLE_TYPE), np.searchsorted(pairs, bounds))
 
 
-@functools.cache
-def _functions() -> tuple[np.ndarray, np.ndarray]:
-  """(odd factors, masks) of the hash functions: factor * (x ^ mask)."""
-  random = np.random.Generator(np.random.PCG64(20))
-  factors, masks = random.integers(
-    1 << 32, size=(2, BANDS * ROWS), dtype=np.uint32
-  )
-  return factors | np.uint32(1), masks
+def _band_keys(shingles: np.ndarray, begins: np.ndarray) -> np.ndarray:
+  """uint64 [BANDS, n], equal where all minima of a band are.
 
-
-def _bands(shingles: Ragged) -> np.ndarray:
-  """uint64 [BANDS, n]: equal where all minima of a band are."""
-  begins = shingles.offsets[:-1]
+  The set of text i begins at begins[i]. Hash function j of a shingle x is
+  (x ^ masks[j]) * factors[j] modulo 2^32.
+  """
   keys = np.zeros((BANDS, len(begins)), np.uint64)
-  for number, (factor, mask) in enumerate(zip(*_functions(), strict=True)):
-    hashes = (shingles.values ^ mask) * factor
-    band = keys[number // ROWS]
-    band *= np.uint64(_STEP)
-    band += np.minimum.reduceat(hashes, begins)
+  random = _mixed(np.arange(1, 1 + 2 * BANDS * ROWS, dtype=np.uint64))
+  masks, factors = random.astype(np.uint32).reshape(2, -1)
+  for j, (mask, factor) in enumerate(zip(masks, factors | 1, strict=True)):
+    hashes = (shingles ^ mask) * factor
+    keys[j // ROWS] *= np.uint64(_WORD_BASE)
+    keys[j // ROWS] += np.minimum.reduceat(hashes, begins)
   return _mixed(keys)
 
 
 def write_signatures(texts: Sequence[bytes], folder: str) -> None:
-  """Writes what `edges` reads of some documents."""
+  """Writes the signatures of a piece's documents, in UTF-8, to its folder."""
+  shingles, offsets = _shingle_sets(texts)
+  begins, ends = offsets[:-1], offsets[1:]
+  signatures = np.zeros((_OTHER_ROWS.stop, len(texts)), np.uint64)
   if texts:
-    shingles = shingle_sets(texts)
-    keys = _bands(shingles)
-    spread = _mixed(shingles.values.astype(np.uint64))
-    sets = np.add.reduceat(spread, shingles.offsets[:-1])
-  else:
-    shingles = Ragged(np.zeros(0, np.uint32), np.zeros(1, np.int64))
-    keys, sets = np.zeros((BANDS, 0), np.uint64), np.zeros(0, np.uint64)
-  for name, array in (
-    (_SHINGLES, shingles.values),
-    (_OFFSETS, shingles.offsets),
-    (_KEYS, keys),
-    (_SETS, sets),
-  ):
-    array.tofile(os.path.join(folder, name))
+    spread = _mixed(shingles.astype(np.uint64))
+    signatures[:BANDS] = _band_keys(shingles, begins)
+    signatures[_OTHER_ROWS] = np.add.reduceat(spread, begins), begins, ends
+  shingles.tofile(os.path.join(folder, _SHINGLES))
+  np.save(os.path.join(folder, _SIGNATURES), signatures)
 
 
 # Pairs and clusters -----------------------------------------------------------
 
 
-def _load(folder: str, name: str, dtype, begin=0, count=-1) -> np.ndarray:
-  """Values of a file of signatures; mapped ones would count as memory."""
-  path, size = os.path.join(folder, name), np.dtype(dtype).itemsize
-  return np.fromfile(path, dtype, count, offset=begin * size)
-
-
-class _Documents:
-  """The shingles of documents in many folders, read as they are needed."""
-
-  def __init__(self, folders: Sequence[str]):
-    self._folders = folders
-    self._offsets = [_load(folder, _OFFSETS, np.int64) for folder in folders]
-    self._firsts = np.cumsum([0, *(len(one) - 1 for one in self._offsets)])
-    self._shingles = functools.lru_cache(4 * _REPRESENTATIVES)(self._read)
-
-  def _read(self, number: int) -> np.ndarray:
-    folder = int(np.searchsorted(self._firsts, number, "right")) - 1
-    place = number - self._firsts[folder]
-    begin, end = self._offsets[folder][place : place + 2].tolist()
-    path = self._folders[folder]
-    return _load(path, _SHINGLES, np.uint32, begin, end - begin)
-
-  def similarity(self, one: int, other: int) -> float:
-    """The Jaccard similarity of two documents."""
-    a, b = self._shingles(one), self._shingles(other)
-    common = len(np.intersect1d(a, b, assume_unique=True))
-    return common / (len(a) + len(b) - common)
-
-
 def edges(
   folders: Sequence[str], band: int, part: int, parts: int, threshold: float
 ) -> np.ndarray:
-  """int64 [m, 2]: pairs of documents of Jaccard similarity >= threshold.
+  """int64 [m, 2]: pairs (earlier, later) of near-duplicates, by their numbers.
 
-  The documents of all `folders` of `write_signatures` are numbered in order.
-  These are pairs with equal keys in a band, of a part of the keys; those of all
-  bands and parts connect all duplicates.
+  Their Jaccard similarity is >= `threshold`. The pairs of all bands (0 to
+  BANDS - 1) and all parts of their keys (0 to parts - 1) connect what is near:
+  each pair with the probability at `BANDS`, and as `_connect` compares. Bands
+  that a high threshold does not need give none.
   """
-  empty = np.zeros(0, np.uint64)
-  keys, sets, numbers, first = [empty], [empty], [empty.astype(np.int64)], 0
-  for folder in folders:
-    hashes = _load(folder, _SETS, np.uint64)
-    count = len(hashes)
-    row = _load(folder, _KEYS, np.uint64, band * count, count)
-    ours = np.flatnonzero(row % np.uint64(parts) == part)
-    keys.append(row[ours])
-    sets.append(hashes[ours])
-    numbers.append(first + ours)
-    first += count
-  groups = _Groups(
-    np.concatenate(keys), np.concatenate(sets), np.concatenate(numbers)
-  )
-  documents = _Documents(folders)
-  pairs = [
-    pair
-    for members in groups
-    for pair in _similar(members.tolist(), documents, threshold)
-  ]
-  near = np.array(pairs, np.int64).reshape(-1, 2)
-  return np.concatenate([groups.equal, near]) if band == 0 else near
+  if (1 - threshold**ROWS) ** band <= _MISSED:  # by the bands before this one
+    return np.zeros((0, 2), np.int64)
+  found = _read_part(folders, band, part, parts)
+  is_new_key, is_new_set = _differs(found[:1]), _differs(found[:2])
+  numbers = found[2].astype(np.int64)
+  firsts = numbers[is_new_set][np.cumsum(is_new_set) - 1]
+  copies = np.stack([firsts, numbers], axis=1)[~is_new_set]
+
+  # Of equal sets only the first is compared, if another has its key.
+  found, is_new_key = found[:, is_new_set], is_new_key[is_new_set]
+  found = found[:, ~(is_new_key & np.append(is_new_key, True)[1:])]
+  shingles = _read_shingles(folders, *found[3:].astype(np.int64))
+  members = zip(found[0].tolist(), found[2].tolist(), shingles, strict=True)
+  pairs: list[tuple[int, int]] = []
+  for _, group in itertools.groupby(members, lambda member: member[0]):
+    pairs += _connect(group, threshold)
+  near = np.sort(np.array(pairs, np.int64).reshape(-1, 2), axis=1)
+  # Equal sets are equal in every band.
+  return np.concatenate([copies, near]) if band == 0 else near
 
 
-class _Groups:
-  """Documents with equal keys; of those with equal sets only the first."""
+def _read_part(
+  folders: Sequence[str], band: int, part: int, parts: int
+) -> np.ndarray:
+  """uint64 [6, m]: the documents whose keys in a band belong to a part.
 
-  def __init__(self, keys: np.ndarray, sets: np.ndarray, numbers: np.ndarray):
-    order = np.lexsort((numbers, sets, keys))
-    keys, sets, numbers = keys[order], sets[order], numbers[order]
-    is_new = np.ones(len(keys), bool)
-    is_new[1:] = (keys[1:] != keys[:-1]) | (sets[1:] != sets[:-1])
-    firsts = np.maximum.accumulate(np.where(is_new, np.arange(len(keys)), 0))
-    # Pairs of documents with equal sets.
-    self.equal = np.stack([numbers[firsts], numbers], axis=1)[~is_new]
-    keys, numbers = keys[is_new], numbers[is_new]
-    order = np.lexsort((numbers, keys))
-    self._keys, self._numbers = keys[order], numbers[order]
-
-  def __iter__(self) -> Iterator[np.ndarray]:
-    """Two or more numbers, ascending."""
-    borders = np.flatnonzero(self._keys[1:] != self._keys[:-1]) + 1
-    begins = np.concatenate([[0], borders, [len(self._keys)]])
-    for i in np.flatnonzero(np.diff(begins) > 1):
-      yield self._numbers[begins[i] : begins[i + 1]]
+  Rows, by which they are sorted: the key, the hash of all shingles, the number,
+  the piece, and where the shingles begin and end in its file.
+  """
+  tables, first = [np.zeros((6, 0), np.uint64)], 0
+  for piece, folder in enumerate(folders):
+    signatures = np.load(os.path.join(folder, _SIGNATURES), mmap_mode="r")
+    ours = np.flatnonzero(signatures[band] % np.uint64(parts) == part)
+    table = np.empty((6, len(ours)), np.uint64)
+    table[[0, 1, 4, 5]] = signatures[[band, *_OTHER_ROWS]][:, ours]
+    table[2], table[3] = first + ours, piece
+    tables.append(table)
+    first += signatures.shape[1]
+  found = np.concatenate(tables, axis=1)
+  return found[:, np.lexsort(found[::-1])]
 
 
-def _similar(
-  members: list[int], documents: _Documents, threshold: float
+def _differs(rows: np.ndarray) -> np.ndarray:
+  """bool [m]: which columns of [k, m] differ from the one before; 0 does."""
+  differs = np.ones(rows.shape[1], bool)
+  differs[1:] = (rows[:, 1:] != rows[:, :-1]).any(axis=0)
+  return differs
+
+
+def _read_shingles(
+  folders: Sequence[str],
+  pieces: np.ndarray,
+  begins: np.ndarray,
+  ends: np.ndarray,
+) -> Iterator[np.ndarray]:
+  """The shingles of documents, of which some are read at a time, by place.
+
+  They are not mapped, because mapped pages count as memory.
+  """
+  item = _SHINGLE_TYPE.itemsize
+  reads = np.cumsum(ends - begins) // _READ_SHINGLES
+  borders = np.flatnonzero(np.diff(reads)) + 1
+  for read in np.split(np.arange(len(reads)), borders):
+    shingles = {}
+    for piece in np.unique(pieces[read]):
+      ours = read[pieces[read] == piece]
+      with open(os.path.join(folders[piece], _SHINGLES), "rb") as f:
+        for i in ours[np.argsort(begins[ours])]:
+          begin, size = item * begins[i], item * (ends[i] - begins[i])
+          content = os.pread(f.fileno(), size, begin)
+          shingles[i] = np.frombuffer(content, _SHINGLE_TYPE)
+    for i in read:
+      yield shingles.pop(i)
+
+
+def _connect(
+  group: Iterable[tuple[int, int, np.ndarray]], threshold: float
 ) -> Iterator[tuple[int, int]]:
-  """Pairs among documents with equal keys; linear in their number."""
-  representatives: list[int] = []
-  for member in members:
-    closest = 0.0
-    for other in representatives:
-      similarity = documents.similarity(other, member)
-      closest = max(closest, similarity)
-      if similarity >= threshold:
-        yield other, member
-    if closest < _SAME:
-      representatives = [*representatives, member][-_REPRESENTATIVES:]
+  """Pairs that connect documents (key, number, shingles) with an equal key.
+
+  Each is compared with the last `_COMPARED` before it, until it is in the
+  cluster of each or near to none of it. So all pairs of a group of that size
+  are connected, and the time is linear in larger ones.
+  """
+  last: collections.deque = collections.deque(maxlen=_COMPARED)
+  cluster: dict[int, int] = {}  # of each number
+  for _, number, shingles in group:
+    joined = {number}
+    for other, others in reversed(last):
+      if cluster[other] in joined or _similarity(others, shingles) < threshold:
+        continue
+      joined.add(cluster[other])
+      yield other, number
+    last.append((number, shingles))
+    cluster[number] = number
+    for other, _ in last:
+      if cluster[other] in joined:
+        cluster[other] = number
 
 
-def clusters(number: int, pairs: np.ndarray) -> np.ndarray:
-  """int64 [number]: the first document of each one's connected component."""
-  ones = np.ones(len(pairs), np.int8)
-  graph = scipy.sparse.coo_matrix(
-    (ones, (pairs[:, 0], pairs[:, 1])), (number, number)
+def _similarity(shingles: np.ndarray, others: np.ndarray) -> float:
+  """The Jaccard similarity of two sorted sets."""
+  both = np.sort(np.concatenate([shingles, others]))
+  common = np.count_nonzero(both[1:] == both[:-1])
+  return common / (len(both) - common)
+
+
+def clusters(num_documents: int, pairs: np.ndarray) -> np.ndarray:
+  """int64 [n]: the first document of each one's cluster.
+
+  Documents are in one cluster if `pairs`, int64 [m, 2], connect them.
+  """
+  graph = scipy.sparse.coo_array(
+    (np.ones(len(pairs), bool), pairs.T), shape=(num_documents, num_documents)
   )
-  _, labels = scipy.sparse.csgraph.connected_components(graph, directed=False)
-  _, firsts = np.unique(labels, return_index=True)
-  return firsts[labels].astype(np.int64)
+  count, labels = scipy.sparse.csgraph.connected_components(
+    graph, directed=False
+  )
+  firsts = np.empty(count, np.int64)
+  # Of several values for one place, the last one stays.
+  firsts[labels[::-1]] = np.arange(num_documents)[::-1]
+  return firsts[labels]

@@ -176,3 +176,135 @@ def test_overlaps():
   got = near_duplicates.overlaps([t.encode() for t in texts], np.sort(ngrams))
   assert got.tolist() == [True, False, True, False, False]
   assert near_duplicates.overlaps([], ngrams).shape == (0,)
+
+
+# An East Asian character, or what stands between others and separators.
+WORD = re.compile(
+  rb"[\xe3-\xed][\x80-\xbf]{2}|(?:[0-9a-z]|[\x80-\xe2\xee-\xff])+"
+)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 13])
+def test_ngram_hashes_are_equal_where_words_are(size):
+  """Beside words that a regular expression finds."""
+  texts = [
+    "The cat sat, on the mat; and the cat sat on the mat.",
+    "THE  CAT\nsat on",
+    "the cat",
+    "Zwölf Boxkämpfer jagen Viktor über den Sylter Deich",
+    "我们在公园里散步。 mixed中文words 한국어 も",
+  ]
+  texts = [text.encode() for text in texts]
+  expected = []
+  for text in texts:
+    words = WORD.findall(text.lower())
+    begins = range(max(1, len(words) - size + 1))
+    expected.append([tuple(words[i : i + size]) for i in begins])
+  hashes, offsets = near_duplicates.ngram_hashes(texts, size)
+  assert np.diff(offsets).tolist() == list(map(len, expected))
+  pairs = set(zip(itertools.chain(*expected), hashes.tolist(), strict=True))
+  ngrams, values = map(set, zip(*pairs, strict=True))
+  assert len(ngrams) == len(values) == len(pairs)
+
+
+def test_hashes_do_not_depend_on_blocks():
+  """Of bytes, in which words are hashed."""
+  words = np.random.default_rng(1).choice(WORDS, 60_000)
+  text = " ".join(words).encode() + "中文".encode() * 50_000 + b"z" * 200_000
+  long = near_duplicates.ngram_hashes([b"ab", text], 2)
+  border = text.rindex(b" ", 0, 150_000)
+  halves = [text[:border], text[border:]]
+  short = near_duplicates.ngram_hashes(halves, 2)
+  # The halves miss the pair of words at the border.
+  missing = short.offsets[1]
+  got = np.delete(long.values[1:], missing)
+  np.testing.assert_array_equal(got, short.values)
+
+
+def test_overlaps_of_no_evaluation_set():
+  none = np.zeros(0, np.uint64)
+  assert near_duplicates.overlaps([b"a text", b""], none).tolist() == [0, 0]
+
+
+def test_a_similarity_at_the_threshold_counts(tmp_path):
+  """10 shingles, of which 8 are in both."""
+  texts = [" ".join(WORDS[:count]).encode() for count in (14, 12)]
+  folders = sign(tmp_path, texts, [2])
+  assert set(map(tuple, edges_of(folders, 0.8).tolist())) == {(0, 1)}
+  assert not len(edges_of(folders, 0.801))
+
+
+def test_a_high_threshold_needs_few_bands(tmp_path):
+  """Later ones are not even read; the first always is."""
+  assert not len(near_duplicates.edges(["missing"], 1, 0, 1, 1.0))
+  assert not len(near_duplicates.edges(["missing"], 14, 0, 1, 0.8))
+  for band, threshold in ((0, 1.0), (13, 0.8), (31, 0.5)):
+    with pytest.raises(FileNotFoundError):
+      near_duplicates.edges(["missing"], band, 0, 1, threshold)
+
+
+def test_ten_thousand_copies_take_no_comparison(tmp_path, monkeypatch):
+  monkeypatch.setattr(near_duplicates, "_similarity", None)
+  text = " ".join(WORDS[:100])
+  copies = [text.encode(), text.upper().encode()] * 5000
+  pairs = edges_of(sign(tmp_path, copies, [4000, 6000]), 0.8)
+  assert len(pairs) == len(copies) - 1
+  assert not near_duplicates.clusters(len(copies), pairs).any()
+
+
+def test_near_copies_take_a_comparison_each(tmp_path, monkeypatch):
+  """1,000 that have a key in common: half a million pairs."""
+  compared = []
+  real = near_duplicates._similarity
+  monkeypatch.setattr(
+    near_duplicates,
+    "_similarity",
+    lambda *sets: compared.append(1) or real(*sets),
+  )
+  text = " ".join(WORDS[:200])
+  texts = [f"{text} x{number}".encode() for number in range(1000)]
+  pairs = edges_of(sign(tmp_path, texts, [1000]), 0.8)
+  assert not near_duplicates.clusters(1000, pairs).any()
+  assert len(compared) <= 14 * 1000
+
+
+def connected(begins):
+  """The pairs of documents that have the 100 shingles from there on."""
+  group = [
+    (0, number, np.arange(begin, begin + 100, dtype=np.uint32))
+    for number, begin in enumerate(begins)
+  ]
+  return list(near_duplicates._connect(group, 0.8))
+
+
+def test_a_group_whose_first_document_is_not_near_all_others_is_found():
+  assert connected([500, 0, 11, 22, 33]) == [(1, 2), (2, 3), (3, 4)]
+
+
+def test_a_document_can_join_clusters():
+  assert connected([0, 20, 10]) == [(1, 2), (0, 2)]
+  assert connected([0, 20, 10, 5]) == [(1, 2), (0, 2), (2, 3)]
+
+
+def test_a_document_is_compared_with_a_limited_number(monkeypatch):
+  monkeypatch.setattr(near_duplicates, "_COMPARED", 3)
+  assert connected([0, 200, 400, 5]) == [(0, 3)]
+  assert connected([0, 200, 400, 600, 5]) == []
+
+
+def test_clusters_are_connected_components():
+  pairs = np.array([[4, 7], [2, 7], [5, 6], [5, 6]])
+  firsts = near_duplicates.clusters(9, pairs)
+  assert firsts.tolist() == [0, 1, 2, 3, 2, 5, 5, 2, 8]
+  none = near_duplicates.edges([], 0, 0, 1, 0.8)
+  assert near_duplicates.clusters(3, none).tolist() == [0, 1, 2]
+  assert near_duplicates.clusters(0, none).tolist() == []
+
+
+def test_how_much_is_read_at_a_time_does_not_matter(tmp_path, monkeypatch):
+  texts = corpus(np.random.default_rng(9), 40)
+  folders = sign(tmp_path, texts, [len(texts) // 2, len(texts)])
+  want = edges_of(folders, 0.8)
+  assert len(want)
+  monkeypatch.setattr(near_duplicates, "_READ_SHINGLES", 100)
+  np.testing.assert_array_equal(edges_of(folders, 0.8), want)
