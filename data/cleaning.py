@@ -28,7 +28,14 @@ import numpy as np
 from common import errors, json_files
 from common.console import Progress, counted
 from common.files import naming
-from data import documents, filters, leases, near_duplicates, prose
+from data import (
+  documents,
+  filters,
+  leases,
+  near_duplicates,
+  prose,
+  text_files,
+)
 from data.shared_work import SharedWork
 
 MIN_DOCUMENTS = 20  # fewer give poor random next sentences, and are cut
@@ -117,7 +124,7 @@ def _removed(document: bytes, reason: str, other: bytes = b"") -> bytes:
 
 @dataclasses.dataclass(frozen=True)
 class _ReadTask:
-  piece: documents.Piece
+  pieces: list[text_files.Piece]
   folder: str
   number: int
   rules: Rules
@@ -134,17 +141,32 @@ class _ReadTask:
     return [self.chunk(number) for number in range(count)]
 
 
-def _read_piece(task: _ReadTask, scratch: str) -> None:
-  """Reads and filters the documents of a piece."""
+def _read_pieces(task: _ReadTask, scratch: str) -> None:
+  """Reads and filters the documents of some pieces."""
+  read = functools.partial(documents.read_documents, form=task.rules.form)
+  items = itertools.chain.from_iterable(map(read, task.pieces))
   count = 0
-  batches = _batches(documents.read_documents(task.piece, task.rules.form))
-  for count, batch in enumerate(batches, 1):
+  for count, batch in enumerate(_batches(items), 1):
     chunk = task.chunk(count - 1)
     if not os.path.exists(chunk.done_file):
       _filter_chunk(batch, task.rules, chunk, scratch)
   last = os.path.basename(task.done_file)
   json_files.write(os.path.join(scratch, last), {"chunks": count})
   leases.deliver(scratch, task.folder, last)
+
+
+def _groups(pieces: list[text_files.Piece]) -> list[list[text_files.Piece]]:
+  """Consecutive pieces, about a usual piece's bytes together."""
+  parts = collections.Counter(piece.path for piece in pieces)
+  groups: list[list[text_files.Piece]] = [[]]
+  size = 0.0
+  for piece in pieces:
+    groups[-1].append(piece)
+    size += os.path.getsize(piece.path) / parts[piece.path]
+    if size >= text_files.PIECE_BYTES:
+      groups.append([])
+      size = 0
+  return list(filter(None, groups))
 
 
 def _batches(
@@ -175,7 +197,7 @@ def _filter_chunk(
     name = " ".join(document.id.split()).encode()
     lines, reason = rules.filters.clean(document.lines, counts)
     if reason:
-      removed.append(_removed(name, reason))
+      removed.append(_removed(name, f"filter {reason}"))
       continue
     if rules.max_line_documents:
       hashes = {_line_hash(line) for line in lines if line}
@@ -486,13 +508,13 @@ class _Cleaning:
   work: SharedWork
   rules: Rules
 
-  def read(self, pieces: list[documents.Piece]) -> list[_Chunk]:
+  def read(self, pieces: list[text_files.Piece]) -> list[_Chunk]:
     folder = self.work.folder("read")
     tasks = [
-      _ReadTask(piece, folder, number, self.rules)
-      for number, piece in enumerate(pieces)
+      _ReadTask(group, folder, number, self.rules)
+      for number, group in enumerate(_groups(pieces))
     ]
-    self._run(_read_piece, tasks, "reading")
+    self._run(_read_pieces, tasks, "reading")
     return [chunk for task in tasks for chunk in task.chunks()]
 
   def sign(self, sources: list[_Chunk]) -> list[_Chunk]:
@@ -544,7 +566,7 @@ class _Cleaning:
 
 
 def clean(
-  work: SharedWork, pieces: list[documents.Piece], rules: Rules
+  work: SharedWork, pieces: list[text_files.Piece], rules: Rules
 ) -> tuple[str, Summary]:
   """(folder with the files of the corpus, what was made)."""
   cleaning = _Cleaning(work, rules)
@@ -600,7 +622,7 @@ def _write(
     read=sum(fact["read"] for fact in facts),
     sides=sides,
     cut=corpus.documents if corpus.is_cut else 0,
-    removed=dict(removed),
+    removed=dict(removed.most_common()),
     lines_removed=sum(chunk.facts()["lines_removed"] for chunk in signed),
     filtered=filters.total(fact["filters"] for fact in facts).to_json(),
   )

@@ -16,7 +16,7 @@ import pytest
 
 from common.errors import DataError, UserError
 from common.files import file_sha256
-from data import cleaning, launchers, records, text_files, work_dir
+from data import cleaning, documents, launchers, records, text_files, work_dir
 from tests.support.samples import contents
 from tools import prepare_corpus
 
@@ -319,6 +319,11 @@ def test_whole_files(tmp_path):
   files, _ = prepare(tmp_path, corpus=f"{tmp_path}/*.rst", whole_files=True)
   texts = [text for path in files for text in documents_in(path)]
   assert len(texts) == 30 and {len(text) for text in texts} == {3}
+  # A task for each of many small files would take longer than the work.
+  paths = sorted(map(str, tmp_path.glob("*.rst")))
+  form = documents.DocumentFormat(whole_files=True)
+  pieces = documents.split_into_pieces(paths, form)
+  assert cleaning._groups(pieces) == [pieces]
 
 
 def test_filters_and_report(tmp_path):
