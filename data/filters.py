@@ -10,16 +10,18 @@ was published. Words are what stands between spaces, so filters that count them
 are for languages that have spaces.
 """
 
-import collections
 import dataclasses
 import functools
 import html
+import itertools
 import json
 import math
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from common import errors, files, input_files, json_files
 from data import text_files
@@ -80,36 +82,49 @@ class _Document:
     return self.text.split()
 
   @functools.cached_property
-  def _recurring(self) -> list[list[tuple[int, str]]]:
-    """What `recurring` found for 2 words, 3, and so on."""
-    pairs = map(" ".join, zip(self.words, self.words[1:], strict=False))
-    return [_recurring_only(list(pairs), range(len(self.words)))]
+  def _word_ids(self) -> np.ndarray:
+    """Equal words have the same one, the place of the first."""
+    places = range(len(self.words))
+    firsts: dict[str, int] = {}
+    ids = map(firsts.setdefault, self.words, places)
+    return np.fromiter(ids, np.int64, len(places))
 
-  def recurring(self, size: int) -> list[tuple[int, str]]:
-    """(place, text) of all sequences of `size` words that occur twice or more.
+  @functools.cached_property
+  def _recurring(self) -> list[tuple[np.ndarray, np.ndarray]]:
+    """What `recurring` found for 1 word, 2, and so on."""
+    return [(np.arange(len(self.words)), self._word_ids)]
 
-    `size` is at least 2. Few are looked at: the first words of a sequence that
-    occurs twice do so, too.
+  def recurring(self, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sequences of `size` words, 2 or more, that occur twice or more.
+
+    Returns their places, and numbers that are the same for equal sequences.
+    Few are looked at: the first words of a sequence that occurs twice do so.
     """
-    found, words = self._recurring, self.words
-    for shorter in range(len(found) + 1, size):
-      inner = [item for item in found[-1] if item[0] + shorter < len(words)]
-      texts = [f"{text} {words[place + shorter]}" for place, text in inner]
-      found.append(_recurring_only(texts, [place for place, _ in inner]))
-    return found[size - 2]
+    found, ids = self._recurring, self._word_ids
+    for shorter in range(len(found), size):
+      places, numbers = found[-1]
+      inner = np.searchsorted(places, len(ids) - shorter)
+      places, numbers = places[:inner], numbers[:inner]
+      found.append(_twice(places, numbers * len(ids) + ids[places + shorter]))
+    return found[size - 1]
+
+  def sequence_length(self, place: int, size: int) -> int:
+    return len(" ".join(self.words[place : place + size]))
 
 
-def _recurring_only(
-  texts: list[str], places: Sequence[int]
-) -> list[tuple[int, str]]:
-  counts = collections.Counter(texts)
-  if len(counts) == len(texts):
-    return []
-  return [
-    (place, text)
-    for place, text in zip(places, texts, strict=False)
-    if counts[text] > 1
-  ]
+def _twice(places: np.ndarray, keys: np.ndarray) -> tuple:
+  """(places, numbers below that of keys) of the keys that are there twice."""
+  if not len(keys):
+    return places, keys
+  order = np.argsort(keys, kind="stable")
+  ordered = keys[order]
+  is_new = np.ones(len(keys) + 1, bool)
+  np.not_equal(ordered[1:], ordered[:-1], out=is_new[1:-1])
+  again = order[~(is_new[:-1] & is_new[1:])]
+  numbers = np.empty_like(keys)
+  numbers[order] = np.cumsum(is_new[:-1]) - 1
+  again.sort()
+  return places[again], numbers[again]
 
 
 # What is measured -------------------------------------------------------------
@@ -136,7 +151,7 @@ def _repeated_characters(items: Sequence[str], document: _Document) -> float:
 
 def _letter_share(words: Sequence[str]) -> float:
   """The share of words with a letter."""
-  rest = [word for word in words if not word.isalpha()]
+  rest = itertools.filterfalse(str.isalpha, words)
   without = sum(not _LETTER.search(word) for word in rest)
   return 1 - without / len(words) if words else 0.0
 
@@ -152,10 +167,13 @@ def _stop_words(
 
 def _top_sequence(document: _Document, size: int) -> float:
   """The share of characters in the most frequent sequence of words, or 0."""
-  texts = [text for _, text in document.recurring(size)]
-  most = collections.Counter(texts).most_common(1)
-  characters = sum(len(text) * count for text, count in most)
-  return characters / max(1, len(document.text))
+  places, numbers = document.recurring(size)
+  if not len(places):
+    return 0.0
+  counts = np.bincount(numbers)[numbers]
+  first = counts.argmax()
+  length = document.sequence_length(places[first], size)
+  return length * int(counts[first]) / len(document.text)
 
 
 def _repeated_sequences(document: _Document, size: int) -> float:
@@ -163,12 +181,13 @@ def _repeated_sequences(document: _Document, size: int) -> float:
 
   Each character counts once.
   """
-  seen, characters, next_place = set[str](), 0, 0
-  for place, text in document.recurring(size):
-    if text in seen and place >= next_place:
-      characters += len(text)
+  places, numbers = document.recurring(size)
+  seen, characters, next_place = set[int](), 0, 0
+  for place, number in zip(places.tolist(), numbers.tolist(), strict=True):
+    if number in seen and place >= next_place:
+      characters += document.sequence_length(place, size)
       next_place = place + size
-    seen.add(text)
+    seen.add(number)
   return characters / max(1, len(document.text))
 
 
@@ -213,6 +232,8 @@ class _Measure(NamedTuple):
 
   of: Callable[..., float]
   options: dict[str, Any] = {}  # names and types
+  # For one of lines: no line of a document has more than this.
+  most: Callable[[_Document], float] = lambda d: math.inf
 
 
 _DOCUMENTS = {
@@ -267,8 +288,14 @@ _LINES = {
     lambda line: line.endswith(_TERMINAL) and not line.endswith(_ELLIPSIS)
   ),
   "line_words": _Measure(lambda line: len(line.split())),
-  "line_longest_word": _Measure(lambda line: max(map(len, line.split()))),
-  "line_policy": _Measure(lambda line: sum(map(line.lower().count, _POLICY))),
+  "line_longest_word": _Measure(
+    lambda line: max(map(len, line.split())),
+    most=lambda d: max(map(len, d.words), default=0),
+  ),
+  "line_policy": _Measure(
+    lambda line: sum(map(line.lower().count, _POLICY)),
+    most=lambda d: sum(map(d.lower.count, _POLICY)),
+  ),
 }
 
 
@@ -279,17 +306,14 @@ class _Filter(NamedTuple):
   """A line of a settings file."""
 
   label: str  # its name and options
-  of: Callable[..., float]
+  measure: _Measure
   options: dict
   min: float
   max: float
 
-  def keeps(self, item: _Document | str) -> bool:
-    return self.min <= self.of(item, **self.options) <= self.max
-
   def apply(self, document: _Document, counts: "Counts") -> _Document | None:
     """What stays of a document."""
-    if self.keeps(document):
+    if self.min <= self.measure.of(document, **self.options) <= self.max:
       return document
     counts.add(self.label, document.text, documents=1)
     return None
@@ -299,7 +323,10 @@ class _LineFilter(_Filter):
   """One that removes lines."""
 
   def apply(self, document: _Document, counts: "Counts") -> _Document | None:
-    removed = [line for line in document.lines if not self.keeps(line)]
+    if self.min == -math.inf and self.measure.most(document) <= self.max:
+      return document
+    low, of, high = self.min, self.measure.of, self.max
+    removed = [line for line in document.lines if not low <= of(line) <= high]
     if not removed:
       return document
     for line in removed:
@@ -329,7 +356,7 @@ def _filter(line: dict) -> _Filter:
   kind = _LineFilter if name in _LINES else _Filter
   # The label is a field of a table, too: without tabs and line ends.
   label = " ".join(" ".join([name, *short]).split())
-  return kind(label, measure.of, options, *bounds)
+  return kind(label, measure, options, *bounds)
 
 
 @functools.cache

@@ -174,12 +174,15 @@ def test_sequences_are_those_of_all_places(size):
     " ".join(every[place : place + size])
     for place in range(len(every) - size + 1)
   ]
-  twice = [
-    (place, sequence)
-    for place, sequence in enumerate(all_of)
-    if all_of.count(sequence) > 1
-  ]
-  assert document.recurring(size) == twice
+  twice = [place for place, text in enumerate(all_of) if all_of.count(text) > 1]
+  places, numbers = (found.tolist() for found in document.recurring(size))
+  assert places == twice
+  numbered = {
+    (number, all_of[place])
+    for place, number in zip(places, numbers, strict=True)
+  }
+  texts = {all_of[place] for place in twice}
+  assert len(numbered) == len({n for n, _ in numbered}) == len(texts)
 
 
 @pytest.mark.parametrize("text", ["", "a", "a b", "."])
