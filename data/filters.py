@@ -26,11 +26,8 @@ import numpy as np
 from common import errors, files, input_files, json_files
 from data import text_files
 
-_FOLDER = os.path.join(
-  os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
-  "configs",
-  "filters",
-)
+_ROOT = os.path.dirname(os.path.dirname(__file__))
+_FOLDER = os.path.join(_ROOT, "configs", "filters")
 _TERMINAL = tuple(".?!\"'”’。？！؟۔।")
 # Between two sentences of a line; Chinese has no space there.
 _SENTENCE_BREAK = re.compile(
@@ -40,14 +37,9 @@ _PARAGRAPH_BREAK = re.compile(r"\n\n+")
 _ELLIPSIS = ("...", "…")
 _BULLETS = ("•", "-", "*", "‣", "●")
 _POLICY = (
-  "javascript",
-  "terms of use",
-  "privacy policy",
-  "cookie policy",
-  "uses cookies",
-  "use of cookies",
-  "use cookies",
-)
+  "javascript,terms of use,privacy policy,cookie policy,uses cookies,"
+  "use of cookies,use cookies"
+).split(",")
 _GOPHERS_STOP_WORDS = "the be to of and that have with".split()
 _LETTER = re.compile(r"[^\W\d_]")
 _WORD = re.compile(r"\w+")
@@ -130,8 +122,9 @@ def _twice(places: np.ndarray, keys: np.ndarray) -> tuple:
 # What is measured -------------------------------------------------------------
 
 
-def _share(is_so: Callable[[str], bool], items: Sequence[str]) -> float:
-  return sum(map(is_so, items)) / len(items) if items else 0.0
+def _line_share(is_so: Callable[[str], bool]) -> Callable[[_Document], float]:
+  """The measure of the share of such lines."""
+  return lambda d: sum(map(is_so, d.lines)) / max(1, len(d.lines))
 
 
 def _repeated(items: Iterable[str]) -> list[str]:
@@ -251,21 +244,13 @@ _DOCUMENTS = {
   "ellipses_per_word": _Measure(
     lambda d: sum(map(d.text.count, _ELLIPSIS)) / max(1, len(d.words))
   ),
-  "bullet_lines": _Measure(
-    lambda d: _share(lambda line: line.startswith(_BULLETS), d.lines)
-  ),
-  "ellipsis_lines": _Measure(
-    lambda d: _share(lambda line: line.endswith(_ELLIPSIS), d.lines)
-  ),
+  "bullet_lines": _Measure(_line_share(lambda s: s.startswith(_BULLETS))),
+  "ellipsis_lines": _Measure(_line_share(lambda s: s.endswith(_ELLIPSIS))),
   "words_with_letters": _Measure(lambda d: _letter_share(d.words)),
   "stop_words": _Measure(_stop_words, {"words?": [str]}),
-  "punctuated_lines": _Measure(
-    lambda d: _share(lambda line: line.endswith(_TERMINAL), d.lines)
-  ),
+  "punctuated_lines": _Measure(_line_share(lambda s: s.endswith(_TERMINAL))),
   "short_lines": _Measure(
-    lambda d, characters=30: _share(
-      lambda line: len(line) <= characters, d.lines
-    ),
+    lambda d, characters=30: _line_share(lambda s: len(s) <= characters)(d),
     {"characters?": range(1, 1 << 20)},
   ),
   "lines_per_word": _Measure(lambda d: len(d.lines) / max(1, len(d.words))),
