@@ -127,8 +127,10 @@ def _data(about: Description, run: dict) -> Iterator[tuple]:
       yield key, manifest.counts.get(key)
     yield "tokens in a record", manifest.max_seq_length
     yield "masks", manifest.masking
+    in_training = run.get("flags", {}).get("masks", {})
     for key in _SETTINGS:
-      yield key, manifest.settings.get(key)
+      if not in_training.get(key):
+        yield key, manifest.settings.get(key)
   elif data := run.get("data"):
     yield "examples", data.get("examples")
     yield "records that hold them", data.get("records")
