@@ -1179,6 +1179,7 @@ def test_a_card_of_bare_weights_says_what_is_not_known(tmp_path):
   assert "| records per update | 24 |" in card and "; cased text." in card
   assert "| minutes planned | 30 |" in card and "updates planned" not in card
   assert "| masked when training | 0.2 to 0.15 |" in card
+  assert "share of the tokens to mask" not in card
   assert "| stage 1 | time_share 1.0 |" in card and str(tmp_path) not in card
   with pytest.raises(UserError, match=r"--license and --language are for"):
     convert(tmp_path / "b", tmp_path / "c" / "m", license="mit")
