@@ -34,6 +34,19 @@ def end_with(parent: int, number: int) -> None:
     os._exit(1)
 
 
+def start(command: list[str], **options) -> subprocess.Popen[str]:
+  """Starts a command, from any folder; the end of this program stops it."""
+  path = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH")]))
+  return subprocess.Popen(
+    command,
+    env={**os.environ, "PYTHONPATH": path},
+    text=True,
+    errors="replace",
+    preexec_fn=functools.partial(end_with, os.getpid(), signal.SIGTERM),
+    **options,
+  )
+
+
 def run(title: str, command: list[str], each_line: Callable) -> float:
   """Runs a command, from any folder; returns how many seconds it took.
 
@@ -44,17 +57,8 @@ def run(title: str, command: list[str], each_line: Callable) -> float:
   """
   began = time.monotonic()
   asked: list[int] = []  # signals that came
-  path = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH")]))
   with (
-    subprocess.Popen(
-      command,
-      env={**os.environ, "PYTHONPATH": path},
-      stdout=subprocess.PIPE,
-      stderr=subprocess.STDOUT,
-      text=True,
-      errors="replace",
-      preexec_fn=functools.partial(end_with, os.getpid(), signal.SIGTERM),
-    ) as process,
+    start(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process,
     contextlib.ExitStack() as handlers,
   ):
     pass_on = functools.partial(_pass_on, process, asked)

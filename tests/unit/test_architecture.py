@@ -46,6 +46,7 @@ WITHOUT_TENSORFLOW = {
   "tokenization",
   "tools.inspect_records",
   "tools.prepare_corpus",
+  "tools.ray_workers",
   "tools.train_tokenizer",
   "config.training_plan",
 }
@@ -177,9 +178,9 @@ def test_the_data_side_does_not_load_tensorflow():
 
 DATA_TESTS = (
   "create_pretraining_data", "entities", "filters", "instances", "masking",
-  "packing", "prepare_corpus", "record_order", "sentences", "squad_metric",
-  "text_files", "tokenization", "training_plan", "windows", "word_windows",
-  "work_dir",
+  "packing", "prepare_corpus", "ray_workers", "record_order", "sentences",
+  "squad_metric", "text_files", "tokenization", "training_plan", "windows",
+  "word_windows", "work_dir",
 )  # fmt: skip
 
 

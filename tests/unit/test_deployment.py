@@ -159,13 +159,13 @@ def test_images_have_no_tools_of_tests_and_builds():
 
 
 def test_images_have_what_the_code_imports():
-  """But the packages of --report_to, of GPUs, and of some input."""
+  """But the packages of --report_to, of Ray, of GPUs, and of some input."""
   imported = set()
   for name in test_architecture.MODULES:
     imported |= {i.split(".")[0] for i in test_architecture.imports(name)}
   ours = {name.split(".")[0] for name in test_architecture.MODULES}
   imported -= ours | set(sys.stdlib_module_names)
-  imported -= {"horovod", "mlflow", "triton", "wandb"}
+  imported -= {"horovod", "mlflow", "ray", "triton", "wandb"}
   imported -= listed("requirements/text.txt").keys()
   packages = metadata.packages_distributions()
   runs_with = needed(listed("requirements/cpu.txt"))

@@ -1,0 +1,211 @@
+"""Starts the workers of a data set as tasks of a Ray cluster.
+
+  python -m tools.ray_workers --workers=16 -- create_pretraining_data.py ...
+  python -m tools.ray_workers --workers=16 -- -m tools.prepare_corpus ...
+
+What follows -- is the command of a worker, for this folder. All machines see
+this folder, the repository and the command's files at the same paths. Ray
+starts the workers of a lost machine again. An error or Ctrl-C ends all of them,
+and the same command resumes.
+"""
+
+import contextlib
+import dataclasses
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from typing import IO
+
+from common import errors, processes
+from common.console import tell
+from common.processes import start
+from common.settings import run_with, setting
+
+_RETRIES = 20  # of one worker, when its machine or its process is lost
+_STOP_SECONDS = 30
+_LOCAL = "local"  # Ray's name of a cluster that ends with this command
+_PROGRESS = re.compile(r"worker \d+: \d\d:\d\d:\d\d  ")  # of console.Progress
+_TOKEN = (
+  "the token of the cluster is missing here, or it is another one: set "
+  "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH=FILE for this command and for "
+  "each ray start, with the same file on all machines"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """Which workers to start; fields have the flags' names."""
+
+  # fmt: off
+  workers: int = setting(help=
+    "Workers that share the work. Those for which the cluster has no room yet "
+    "wait.", low=1, high=100_000)
+  cpus_per_worker: int = setting(1,
+    "Number of CPUs that Ray keeps for a worker, and its --num_workers.",
+    low=1, high=4096)
+  address: str = setting("",
+    "Cluster, as HOST:PORT; auto: the one that runs on this machine. Default: "
+    "RAY_ADDRESS, or else Ray on this machine that ends with this command.")
+  # fmt: on
+
+
+def _work(name: str, command: list[str], script: str, folder: str, lines):
+  """A worker, on any machine: (exit status, what it prints, or its error).
+
+  `lines` is a queue for what it says. After a ChildProcessError Ray starts it
+  again.
+  """
+  machine = os.uname().nodename
+  if not (os.path.exists(script) and os.path.isdir(folder)):
+    return 1, (
+      f"ray_workers.py: error: {machine} has no {script}, or no {folder}: name "
+      "the script after --, and have both at the same path on all machines"
+    )
+  lines.put(f"{name}: starts on {machine}")
+  error = ""
+
+  def pass_on(stream):
+    nonlocal error
+    for error in map(str.rstrip, stream):
+      if ": error: " not in error:  # the driver shows that of one worker
+        lines.put(f"{name}: {error}")
+
+  with (
+    tempfile.TemporaryFile("w+") as out,
+    start(command, cwd=folder, stdout=out, stderr=subprocess.PIPE) as process,
+  ):
+    # When Ray asks this thread to stop, that does not interrupt its reading.
+    reader = threading.Thread(target=pass_on, args=[process.stderr])
+    reader.start()
+    try:
+      while process.poll() is None:
+        time.sleep(0.1)
+    finally:
+      process.terminate()
+      reader.join()
+    out.seek(0)
+    if process.returncode < 0:
+      raise ChildProcessError(f"killed by signal {-process.returncode}")
+    return process.returncode, error if process.returncode else out.read()
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[IO[str]]:
+  """The file that takes what C++ code prints on stderr, too."""
+  stderr = os.dup(2)
+  with tempfile.TemporaryFile("w+") as said:
+    os.dup2(said.fileno(), 2)
+    try:
+      yield said
+    finally:
+      os.dup2(stderr, 2)
+      os.close(stderr)
+
+
+def _connect(address: str):
+  """The module ray, connected to a cluster; UserError if that fails."""
+  os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+  options: dict = {"log_to_driver": False, "logging_level": "ERROR"}
+  if address == _LOCAL:
+    options |= {"include_dashboard": False, "object_store_memory": 80 << 20}
+    # Else Ray leaves a token in ~/.ray. A cluster that is started here later
+    # would want it from all machines.
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    os.environ.setdefault("RAY_AUTH_TOKEN", uuid.uuid4().hex)
+  with _silence() as said:
+    try:
+      import ray
+      import ray.util.queue
+
+      host, _, port = address.rpartition(":")
+      if port.isdigit():  # Ray itself tries for minutes
+        socket.create_connection((host, int(port)), timeout=10).close()
+      ray.init(address, **options)
+    except Exception as e:
+      said.seek(0)
+      problem, remedy = errors.reason(e), "see --address in --help"
+      if isinstance(e, ImportError):
+        remedy = ".venv/bin/pip install -r requirements/ray.txt"
+      elif "Auth" in type(e).__name__ + said.read():
+        problem, remedy = problem.partition(". Ensure")[0], _TOKEN
+      raise errors.UserError(f"--address={address}: {problem}: {remedy}") from e
+  # A machine without the repository can unpickle the tasks, and says so.
+  ray.cloudpickle.register_pickle_by_value(processes)
+  return ray
+
+
+def _await(ray, tasks: dict, lines) -> tuple[int, str]:
+  """What `_work` returns: the first error, or what all of them print."""
+  waiting, printed = list(tasks), ""
+  while waiting:
+    ended, waiting = ray.wait(waiting, timeout=5.0)
+    said = lines.get_nowait_batch(lines.qsize())
+    progress = list(filter(_PROGRESS.match, said))
+    newest = [line for line in said if line not in progress] + progress[-1:]
+    tell(*newest, end="\n" if newest else "")
+    for task in ended:
+      try:
+        status, text = ray.get(task)
+      except ray.exceptions.RayError as e:
+        reason = errors.reason(getattr(e, "cause", None) or e)
+        raise errors.UserError(
+          f"{tasks[task]} was lost {_RETRIES + 1} times: {reason}: give it "
+          "more memory, or start fewer workers on a machine"
+        ) from e
+      if status:
+        return status, text
+      printed += text
+  return 0, printed
+
+
+def main(settings: Settings, script: str, *flags: str) -> None:
+  """Runs the command by all workers and shows what they print."""
+  signal.signal(signal.SIGINT, signal.SIG_DFL)  # no work is lost yet
+  ray = _connect(settings.address or os.environ.get("RAY_ADDRESS") or _LOCAL)
+  errors.leave_when_asked()
+  cpus = settings.cpus_per_worker
+  room = ray.cluster_resources().get("CPU", 0)
+  tell(f"{settings.workers} workers of {cpus} of {room:.0f} CPUs")
+  here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+    ray.get_runtime_context().get_node_id(), soft=False
+  )
+  lines = ray.util.queue.Queue(
+    actor_options={"num_cpus": 0, "scheduling_strategy": here}
+  )
+  work = ray.remote(_work).options(
+    num_cpus=cpus,
+    scheduling_strategy="SPREAD",
+    max_retries=_RETRIES,
+    retry_exceptions=[ChildProcessError],
+  )
+  command = [sys.executable, script, *flags, f"--num_workers={cpus}"]
+  command += [f"--workers={settings.workers}", f"--run={uuid.uuid4().hex}"]
+  places = os.path.abspath(__file__ if script == "-m" else script), os.getcwd()
+  tasks = {}
+  for number in range(settings.workers):
+    name, own = f"worker {number}", [*command, f"--worker={number}"]
+    tasks[work.remote(name, own, *places, lines)] = name
+  try:
+    status, text = _await(ray, tasks, lines)
+  except SystemExit:  # Ray's C++ code gives a stop another status
+    sys.exit(errors.STOPPED_STATUS)
+  finally:
+    for task in tasks:
+      ray.cancel(task)
+    ray.wait(list(tasks), num_returns=len(tasks), timeout=_STOP_SECONDS)
+  if status:
+    tell(text)
+    sys.exit(status)
+  print(text, end="")
+
+
+if __name__ == "__main__":
+  run_with(Settings, main, arguments=None)
