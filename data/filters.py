@@ -386,8 +386,9 @@ class Filters:
         f"--filters={name}: no such file: give a settings file, or one of "
         + names
       )
+    content = input_files.read(path)
     try:
-      lines = list(map(_with_words, _settings(input_files.read(path).decode())))
+      lines = list(map(_with_words, _settings(content.decode())))
       source = json.dumps({"filters": lines})
       # A trial shows what is missing for it before any text is read.
       for one in _chain(source):

@@ -260,6 +260,15 @@ def test_an_unknown_name_lists_the_published_ones():
     Filters.load("gophr")
 
 
+def test_a_file_that_cannot_be_read_is_named_once(tmp_path):
+  with pytest.raises(errors.DataError) as e:
+    Filters.load(str(tmp_path))
+  assert str(e.value).count(str(tmp_path)) == 1
+  (tmp_path / "a.json").write_bytes(b"\xff")
+  with pytest.raises(errors.DataError, match=r"a\.json: 'utf-8' codec can't"):
+    Filters.load(f"{tmp_path}/a.json")
+
+
 def test_words_of_a_file_are_part_of_the_settings(tmp_path):
   """So that other words make another corpus, and workers need no file."""
   listed, path = tmp_path / "bad.txt", tmp_path / "mine.json"
