@@ -125,7 +125,7 @@ def commands(text):
   for line in text.split("\n"):
     spans = re.findall(r"`([^`]+)`", line) if "`" in line else [line]
     for span in spans:
-      for part in re.split(r"[;|]|&&", span.replace("\\|", "/")):
+      for part in re.split(r"[;|]|&&| -- ", span.replace("\\|", "/")):
         part = part.split(" # ")[0]
         found = re.search(
           r"(?:-m |^|[\s/])((?:tools|benchmarks)\.[\w.]+|\w+\.py)(\s.*)?$", part

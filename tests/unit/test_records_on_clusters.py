@@ -1,0 +1,154 @@
+"""Records on clusters: the examples of docker/ and docs/, without a cluster.
+
+They are held against the flags, the image and each other.
+"""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from unittest import mock
+
+import runs
+from absl import flags
+from samples import contents, write_documents
+from test_deployment import CHECKOUT, FOLDER, USER_ID, call, manifest, read
+
+from common.settings import define_flags, from_flags
+from data import creation, launchers
+from tools import ray_workers
+
+
+def settings_from(kind, words):
+  values = flags.FlagValues()
+  define_flags(kind, values)
+  values(["command", *words])
+  return from_flags(kind, values)
+
+
+def records_command(words):
+  """The settings of a command that makes records, without its script."""
+  return settings_from(creation.Settings, words)
+
+
+def check_pod(pod):
+  """Its user and volume are those of the image and of the other manifests."""
+  (container,) = pod["containers"]
+  assert container["securityContext"]["runAsUser"] == USER_ID
+  assert container["volumeMounts"] == [{"name": "data", "mountPath": "/data"}]
+  (volume,) = pod["volumes"]
+  assert volume["persistentVolumeClaim"]["claimName"] == "perseus-bert-data"
+  return container
+
+
+def test_the_indexed_job_is_a_run_of_all_its_pods():
+  job = manifest("records-job.yaml")
+  assert (job["apiVersion"], job["kind"]) == ("batch/v1", "Job")
+  spec = job["spec"]
+  assert spec["completionMode"] == "Indexed"
+  container = check_pod(spec["template"]["spec"])
+  # Kubernetes refuses the policy with another one.
+  assert spec["template"]["spec"]["restartPolicy"] == "Never"
+  disrupted, failed = spec["podFailurePolicy"]["rules"]
+  assert disrupted["action"] == "Ignore"  # before status 1: SIGTERM has it, too
+  assert failed["onExitCodes"]["containerName"] == container["name"]
+  python, script, *words = container["command"]
+  assert python == ".venv/bin/python" and script == "create_pretraining_data.py"
+  made = records_command(words)
+  pod = {"JOB_COMPLETION_INDEX": "15", "HOSTNAME": "records-x7k2p-15"}
+  worker = launchers.worker_of(made.workers, pod)
+  assert worker == ("records-x7k2p", 15, spec["completions"], 1)
+  assert (
+    str(made.workers.num_workers) == (container["resources"]["requests"]["cpu"])
+  )
+
+
+def test_the_ray_job_fits_on_its_cluster():
+  job = manifest("records-rayjob.yaml")
+  assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+  place, _, command = job["spec"]["entrypoint"].partition(" && ")
+  assert place == f"cd {CHECKOUT}"
+  ours, theirs = command.split(" -- ")
+  module = ".venv/bin/python -m tools.ray_workers"
+  start = settings_from(ray_workers.Settings, ours.split(module)[1].split())
+  script, *words = shlex.split(theirs)
+  assert script == "create_pretraining_data.py"
+  assert records_command(words).output_file == "/data/records/train.tfrecord"
+  cluster = job["spec"]["rayClusterSpec"]
+  with open(f"{runs.ROOT}/requirements/ray.txt", encoding="utf-8") as f:
+    version = re.search(r"^ray==(\S+)", f.read(), flags=re.M)[1]
+  assert cluster["rayVersion"] == version
+  assert f"'ray[default]=={version}'" in read("records-rayjob.yaml")
+  assert cluster["authOptions"] == {"mode": "token"}
+  (group,) = cluster["workerGroupSpecs"]
+  pods = [cluster["headGroupSpec"]["template"], group["template"]]
+  head, worker = (check_pod(pod["spec"]) for pod in pods)
+  assert head["image"] == worker["image"]
+  cpus = group["replicas"] * int(worker["resources"]["limits"]["cpu"])
+  assert start.workers * start.cpus_per_worker <= cpus
+
+
+def test_a_slurm_array_makes_records_one_worker_after_another(
+  tmp_path, letters
+):
+  """By the variables that Slurm sets; the bytes are those of one worker."""
+  for name in (".venv", "create_pretraining_data.py"):
+    source = os.path.dirname(runs.BIN) if name == ".venv" else name
+    (tmp_path / name).symlink_to(os.path.join(runs.ROOT, source))
+  write_documents(tmp_path / "text.txt", 60)
+  words = [
+    "create_pretraining_data.py", "--input_file=text.txt",
+    f"--vocab_file={letters}", "--num_shards=3", "--dupe_factor=2",
+  ]  # fmt: skip
+  slurm = {
+    "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_CPUS_PER_TASK": "1",
+    "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_COUNT": "4",
+    "SLURM_ARRAY_TASK_MIN": "1", "SLURM_PROCID": "0",
+  }  # fmt: skip
+  tables = []
+  for task in range(1, 5):
+    env = {**os.environ, **slurm, "SLURM_ARRAY_TASK_ID": str(task)}
+    script, output = (
+      f"{FOLDER}/slurm_records.sh",
+      "--output_file=out/a.tfrecord",
+    )
+    process = call(script, *words, output, cwd="/", env=env)
+    assert process.returncode == 0, process.stderr
+    tables.append("manifest  " in process.stdout)
+  assert tables == [True, False, False, False]
+  assert not list(tmp_path.glob("out/*.unfinished"))
+  env = {**os.environ, **slurm, "SLURM_ARRAY_TASK_COUNT": "1"}
+  env["SLURM_ARRAY_TASK_ID"] = "1"
+  output = "--output_file=alone/a.tfrecord"
+  assert not call(
+    f"{FOLDER}/slurm_records.sh", *words, output, env=env
+  ).returncode
+  assert contents(tmp_path / "out") == contents(tmp_path / "alone")
+
+
+def test_the_spark_example_starts_all_workers(monkeypatch, capsys):
+  """Held against the flags; its partitions run here, and no command does."""
+  with open(f"{runs.ROOT}/docs/data.md", encoding="utf-8") as f:
+    (example,) = re.findall(
+      r"^```python\n(.*?pyspark.*?)^```", f.read(), re.M | re.S
+    )
+  started = []
+
+  def run(command, cwd, **_):
+    started.append(command)
+    return subprocess.CompletedProcess(command, 0, stdout="table", stderr="")
+
+  spark = mock.MagicMock()
+  tasks = spark.SparkSession.builder.getOrCreate().sparkContext.parallelize
+  tasks.return_value.mapPartitionsWithIndex = lambda work: mock.Mock(
+    collect=lambda: [next(work(n, iter(()))) for n in tasks.call_args.args[0]]
+  )
+  monkeypatch.setitem(sys.modules, "pyspark", mock.Mock())
+  monkeypatch.setitem(sys.modules, "pyspark.sql", spark)
+  monkeypatch.setattr(subprocess, "run", run)
+  exec(example, {})
+  made = [records_command(command[2:]).workers for command in started]
+  assert [worker.worker for worker in made] == list(range(16))
+  assert {worker.workers for worker in made} == {16}
+  assert len({worker.run for worker in made}) == 1
