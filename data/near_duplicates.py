@@ -162,10 +162,13 @@ def overlaps(
   texts: Sequence[bytes], ngrams: np.ndarray, size: int = EVALUATION_WORDS
 ) -> np.ndarray:
   """bool [n]: which texts have one of `ngrams`, sorted `ngram_hashes`."""
-  is_overlap = np.zeros(len(texts), bool)
   hashes, offsets = ngram_hashes(texts, size)
-  places = np.searchsorted(ngrams, hashes)
-  found = np.flatnonzero(places < np.searchsorted(ngrams, hashes, "right"))
+  # Sorted ones are found several times faster, and few of them are.
+  wanted = np.sort(hashes)
+  places = np.searchsorted(ngrams, wanted)
+  common = wanted[places < np.searchsorted(ngrams, wanted, "right")]
+  found = np.flatnonzero(np.isin(hashes, common))
+  is_overlap = np.zeros(len(texts), bool)
   is_overlap[np.searchsorted(offsets, found, "right") - 1] = True
   return is_overlap
 
