@@ -36,10 +36,10 @@ BANDS, ROWS = 32, 4
 # Further bands are not compared when so few pairs at the threshold are missed.
 _MISSED = 0.001
 # With how many documents before it one of an equal key is compared.
-_COMPARED = 64
+_COMPARED = 16
 
 # The files of a piece. `_SIGNATURES` has rows, uint64 [BANDS + 3, n]: the keys
-# of each band, a hash of all shingles, and where they begin and end.
+# of all bands, the number of shingles, a hash of all, and where they begin.
 _SIGNATURES = "signatures.npy"
 _OTHER_ROWS = range(BANDS, BANDS + 3)
 _SHINGLES = "shingles"  # those of each document sorted and distinct
@@ -206,12 +206,12 @@ def _band_keys(shingles: np.ndarray, begins: np.ndarray) -> np.ndarray:
 def write_signatures(texts: Sequence[bytes], folder: str) -> None:
   """Writes the signatures of a piece's documents, in UTF-8, to its folder."""
   shingles, offsets = _shingle_sets(texts)
-  begins, ends = offsets[:-1], offsets[1:]
+  begins, sizes = offsets[:-1], np.diff(offsets)
   signatures = np.zeros((_OTHER_ROWS.stop, len(texts)), np.uint64)
   if texts:
     spread = _mixed(shingles.astype(np.uint64))
     signatures[:BANDS] = _band_keys(shingles, begins)
-    signatures[_OTHER_ROWS] = np.add.reduceat(spread, begins), begins, ends
+    signatures[_OTHER_ROWS] = sizes, np.add.reduceat(spread, begins), begins
   shingles.tofile(os.path.join(folder, _SHINGLES))
   np.save(os.path.join(folder, _SIGNATURES), signatures)
 
@@ -232,16 +232,16 @@ def edges(
   if (1 - threshold**ROWS) ** band <= _MISSED:  # by the bands before this one
     return np.zeros((0, 2), np.int64)
   found = _read_part(folders, band, part, parts)
-  is_new_key, is_new_set = _differs(found[:1]), _differs(found[:2])
-  numbers = found[2].astype(np.int64)
+  is_new_key, is_new_set = _differs(found[:1]), _differs(found[:3])
+  numbers = found[3].astype(np.int64)
   firsts = numbers[is_new_set][np.cumsum(is_new_set) - 1]
   copies = np.stack([firsts, numbers], axis=1)[~is_new_set]
 
   # Of equal sets only the first is compared, if another has its key.
   found, is_new_key = found[:, is_new_set], is_new_key[is_new_set]
   found = found[:, ~(is_new_key & np.append(is_new_key, True)[1:])]
-  shingles = _read_shingles(folders, *found[3:].astype(np.int64))
-  members = zip(found[0].tolist(), found[2].tolist(), shingles, strict=True)
+  shingles = _read_shingles(folders, *found[[1, 4, 5]].astype(np.int64))
+  members = zip(found[0].tolist(), found[3].tolist(), shingles, strict=True)
   pairs: list[tuple[int, int]] = []
   for _, group in itertools.groupby(members, lambda member: member[0]):
     pairs += _connect(group, threshold)
@@ -255,16 +255,16 @@ def _read_part(
 ) -> np.ndarray:
   """uint64 [6, m]: the documents whose keys in a band belong to a part.
 
-  Rows, by which they are sorted: the key, the hash of all shingles, the number,
-  the piece, and where the shingles begin and end in its file.
+  Rows, by which they are sorted: the key, the number of shingles, a hash of
+  all, the document's number, its piece, and where its shingles begin there.
   """
   tables, first = [np.zeros((6, 0), np.uint64)], 0
   for piece, folder in enumerate(folders):
     signatures = np.load(os.path.join(folder, _SIGNATURES), mmap_mode="r")
     ours = np.flatnonzero(signatures[band] % np.uint64(parts) == part)
     table = np.empty((6, len(ours)), np.uint64)
-    table[[0, 1, 4, 5]] = signatures[[band, *_OTHER_ROWS]][:, ours]
-    table[2], table[3] = first + ours, piece
+    table[[0, 1, 2, 5]] = signatures[[band, *_OTHER_ROWS]][:, ours]
+    table[3], table[4] = first + ours, piece
     tables.append(table)
     first += signatures.shape[1]
   found = np.concatenate(tables, axis=1)
@@ -280,16 +280,16 @@ def _differs(rows: np.ndarray) -> np.ndarray:
 
 def _read_shingles(
   folders: Sequence[str],
+  sizes: np.ndarray,
   pieces: np.ndarray,
   begins: np.ndarray,
-  ends: np.ndarray,
 ) -> Iterator[np.ndarray]:
   """The shingles of documents, of which some are read at a time, by place.
 
   They are not mapped, because mapped pages count as memory.
   """
   item = _SHINGLE_TYPE.itemsize
-  reads = np.cumsum(ends - begins) // _READ_SHINGLES
+  reads = np.cumsum(sizes) // _READ_SHINGLES
   borders = np.flatnonzero(np.diff(reads)) + 1
   for read in np.split(np.arange(len(reads)), borders):
     shingles = {}
@@ -297,8 +297,7 @@ def _read_shingles(
       ours = read[pieces[read] == piece]
       with open(os.path.join(folders[piece], _SHINGLES), "rb") as f:
         for i in ours[np.argsort(begins[ours])]:
-          begin, size = item * begins[i], item * (ends[i] - begins[i])
-          content = os.pread(f.fileno(), size, begin)
+          content = os.pread(f.fileno(), item * sizes[i], item * begins[i])
           shingles[i] = np.frombuffer(content, _SHINGLE_TYPE)
     for i in read:
       yield shingles.pop(i)
@@ -309,9 +308,9 @@ def _connect(
 ) -> Iterator[tuple[int, int]]:
   """Pairs that connect documents (key, number, shingles) with an equal key.
 
-  Each is compared with the last `_COMPARED` before it, until it is in the
-  cluster of each or near to none of it. So all pairs of a group of that size
-  are connected, and the time is linear in larger ones.
+  They come by size, because only those of about one size can be similar. Each
+  is compared with the last `_COMPARED` before it, but with no more of a cluster
+  when it is in it. So the time is linear in the size of the group.
   """
   last: collections.deque = collections.deque(maxlen=_COMPARED)
   cluster: dict[int, int] = {}  # of each number
@@ -331,7 +330,8 @@ def _connect(
 
 def _similarity(shingles: np.ndarray, others: np.ndarray) -> float:
   """The Jaccard similarity of two sorted sets."""
-  both = np.sort(np.concatenate([shingles, others]))
+  # A stable sort merges the two, which are sorted.
+  both = np.sort(np.concatenate([shingles, others]), kind="stable")
   common = np.count_nonzero(both[1:] == both[:-1])
   return common / (len(both) - common)
 
