@@ -52,12 +52,12 @@ class Settings:
     "Number of CPUs that Ray keeps for a worker, and its --num_workers.",
     low=1, high=4096)
   address: str = setting("",
-    "Cluster, as HOST:PORT; auto: the one that runs on this machine. Default: "
+    "Cluster that this machine belongs to, as HOST:PORT, or auto. Default: "
     "RAY_ADDRESS, or else Ray on this machine that ends with this command.")
   # fmt: on
 
 
-def _work(name: str, command: list[str], script: str, folder: str, lines):
+def _work(number: int, command: list[str], script: str, folder: str, lines):
   """A worker, on any machine: (exit status, what it prints, or its error).
 
   `lines` is a queue for what it says. After a ChildProcessError Ray starts it
@@ -69,14 +69,14 @@ def _work(name: str, command: list[str], script: str, folder: str, lines):
       f"ray_workers.py: error: {machine} has no {script}, or no {folder}: name "
       "the script after --, and have both at the same path on all machines"
     )
-  lines.put(f"{name}: starts on {machine}")
-  error = ""
+  lines.put(f"worker {number}: starts on {machine}")
+  line = ""
 
   def pass_on(stream):
-    nonlocal error
-    for error in map(str.rstrip, stream):
-      if ": error: " not in error:  # the driver shows that of one worker
-        lines.put(f"{name}: {error}")
+    nonlocal line
+    for line in map(str.rstrip, stream):
+      if ": error: " not in line:  # the driver shows that of one worker
+        lines.put(f"worker {number}: {line}")
 
   with (
     tempfile.TemporaryFile("w+") as out,
@@ -94,7 +94,7 @@ def _work(name: str, command: list[str], script: str, folder: str, lines):
     out.seek(0)
     if process.returncode < 0:
       raise ChildProcessError(f"killed by signal {-process.returncode}")
-    return process.returncode, error if process.returncode else out.read()
+    return process.returncode, line if process.returncode else out.read()
 
 
 @contextlib.contextmanager
@@ -113,9 +113,7 @@ def _silence() -> Iterator[IO[str]]:
 def _connect(address: str):
   """The module ray, connected to a cluster; UserError if that fails."""
   os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-  options: dict = {"log_to_driver": False, "logging_level": "ERROR"}
   if address == _LOCAL:
-    options |= {"include_dashboard": False, "object_store_memory": 80 << 20}
     # Else Ray leaves a token in ~/.ray. A cluster that is started here later
     # would want it from all machines.
     os.environ.setdefault("RAY_AUTH_MODE", "token")
@@ -128,7 +126,12 @@ def _connect(address: str):
       host, _, port = address.rpartition(":")
       if port.isdigit():  # Ray itself tries for minutes
         socket.create_connection((host, int(port)), timeout=10).close()
-      ray.init(address, **options)
+      ray.init(
+        address,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+      )
     except Exception as e:
       said.seek(0)
       problem, remedy = errors.reason(e), "see --address in --help"
@@ -142,9 +145,9 @@ def _connect(address: str):
   return ray
 
 
-def _await(ray, tasks: dict, lines) -> tuple[int, str]:
+def _await(ray, waiting: list, lines) -> tuple[int, str]:
   """What `_work` returns: the first error, or what all of them print."""
-  waiting, printed = list(tasks), ""
+  printed = ""
   while waiting:
     ended, waiting = ray.wait(waiting, timeout=5.0)
     said = lines.get_nowait_batch(lines.qsize())
@@ -157,8 +160,8 @@ def _await(ray, tasks: dict, lines) -> tuple[int, str]:
       except ray.exceptions.RayError as e:
         reason = errors.reason(getattr(e, "cause", None) or e)
         raise errors.UserError(
-          f"{tasks[task]} was lost {_RETRIES + 1} times: {reason}: give it "
-          "more memory, or start fewer workers on a machine"
+          f"a worker was lost {_RETRIES + 1} times: {reason}: give it more "
+          "memory, or start fewer workers on a machine"
         ) from e
       if status:
         return status, text
@@ -189,10 +192,10 @@ def main(settings: Settings, script: str, *flags: str) -> None:
   command = [sys.executable, script, *flags, f"--num_workers={cpus}"]
   command += [f"--workers={settings.workers}", f"--run={uuid.uuid4().hex}"]
   places = os.path.abspath(__file__ if script == "-m" else script), os.getcwd()
-  tasks = {}
-  for number in range(settings.workers):
-    name, own = f"worker {number}", [*command, f"--worker={number}"]
-    tasks[work.remote(name, own, *places, lines)] = name
+  tasks = [
+    work.remote(number, [*command, f"--worker={number}"], *places, lines)
+    for number in range(settings.workers)
+  ]
   try:
     status, text = _await(ray, tasks, lines)
   except SystemExit:  # Ray's C++ code gives a stop another status
@@ -200,7 +203,7 @@ def main(settings: Settings, script: str, *flags: str) -> None:
   finally:
     for task in tasks:
       ray.cancel(task)
-    ray.wait(list(tasks), num_returns=len(tasks), timeout=_STOP_SECONDS)
+    ray.wait(tasks, num_returns=len(tasks), timeout=_STOP_SECONDS)
   if status:
     tell(text)
     sys.exit(status)

@@ -41,7 +41,7 @@ def work(script, folder=runs.ROOT):
   """What a worker returns that runs Python code, and what it says."""
   lines = Lines()
   command = [sys.executable, "-c", script]
-  return ray_workers._work("worker 3", command, __file__, folder, lines), lines
+  return ray_workers._work(3, command, __file__, folder, lines), lines
 
 
 def test_a_worker_passes_on_what_its_command_says():
@@ -88,7 +88,7 @@ def test_a_command_is_asked_to_end_when_its_task_is_to_stop(tmp_path):
     "threading.Thread(target=stop).start()\n"
     "try:\n"
     f"  command = [sys.executable, '-c', {script!r}]\n"
-    "  ray_workers._work('', command, '/', '/', Lines())\n"
+    "  ray_workers._work(0, command, '/', '/', Lines())\n"
     "except KeyboardInterrupt:\n"
     "  sys.exit(5)\n"
   )
@@ -100,7 +100,7 @@ def test_a_command_is_asked_to_end_when_its_task_is_to_stop(tmp_path):
 
 
 def test_a_machine_without_the_script_is_named():
-  status, error = ray_workers._work("", [], "/no/script.py", "/", Lines())
+  status, error = ray_workers._work(0, [], "/no/script.py", "/", Lines())
   assert status == 1
   assert error.startswith(
     f"ray_workers.py: error: {os.uname().nodename} has no /no/script.py"
@@ -131,7 +131,7 @@ def test_the_newest_progress_of_all_is_shown(capsys):
     ],
     ["worker 1: a note"],
   ]
-  tasks = {(0, ""): "worker 0", (0, "table\n"): "worker 1"}
+  tasks = [(0, ""), (0, "table\n")]
   ray = OneAtATime(lines, said)
   assert ray_workers._await(ray, tasks, lines) == (0, "table\n")
   assert capsys.readouterr().err.splitlines() == [
@@ -142,12 +142,12 @@ def test_the_newest_progress_of_all_is_shown(capsys):
 
 
 def test_the_first_error_ends_all():
-  tasks = {(1, "x.py: error: no"): "worker 0", (0, ""): "worker 1"}
+  tasks = [(1, "x.py: error: no"), (0, "")]
   ray = OneAtATime(Lines(), [[]])
   assert ray_workers._await(ray, tasks, Lines()) == (1, "x.py: error: no")
 
 
-def test_a_worker_that_is_lost_again_and_again_is_named():
+def test_a_worker_that_is_lost_again_and_again_is_one_line():
   class RayError(Exception):
     pass
 
@@ -159,9 +159,9 @@ def test_a_worker_that_is_lost_again_and_again_is_named():
       error.cause = ChildProcessError("killed by signal 9")
       raise error
 
-  lost = "worker 5 was lost 21 times: killed by signal 9: give it more memory"
+  lost = "a worker was lost 21 times: killed by signal 9: give it more memory"
   with pytest.raises(errors.UserError, match=lost):
-    ray_workers._await(Lost(Lines(), [[]]), {"task": "worker 5"}, Lines())
+    ray_workers._await(Lost(Lines(), [[]]), ["task"], Lines())
 
 
 def test_without_ray_a_line_says_what_to_install(tmp_path):
