@@ -136,6 +136,7 @@ def _connect(address: str):
       said.seek(0)
       problem, remedy = errors.reason(e), "see --address in --help"
       if isinstance(e, ImportError):
+        problem = "the package ray is not installed"
         remedy = ".venv/bin/pip install -r requirements/ray.txt"
       elif "Auth" in type(e).__name__ + said.read():
         problem, remedy = problem.partition(". Ensure")[0], _TOKEN
