@@ -91,12 +91,13 @@ class Source:
     """Raises `DataError` if files, manifests and shape do not agree."""
     shape = self.shape
     firsts = {}  # what all files must have alike: the manifest and its value
-    for path, count in zip(self.paths, self._counts(), strict=True):
+    for path, count, size in zip(
+      self.paths, self._counts(), self.set.sizes(), strict=True
+    ):
       if path not in self.manifests:
         continue
       where, manifest = self.manifests[path]
       info = manifest.shards[os.path.basename(path)]
-      size = os.path.getsize(path)
       if (info.records, info.bytes) != (count, size):
         raise DataError(
           f"{path}: {count:,} records in {size:,} bytes, but {where} lists "
@@ -186,8 +187,8 @@ class Source:
 
   def contents(self) -> str:
     """What the records are, by sizes and manifests; the same on all ranks."""
-    sizes = [os.path.getsize(path) for path in self.paths]
-    return f"{records.digest(self.paths, self.manifests)} {sizes}"
+    contents = records.digest(self.paths, self.manifests)
+    return f"{contents} {self.set.sizes()}"
 
   def fingerprint(self) -> str:
     """Of sizes, contents by manifests, and shape: the same on all ranks."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import tokenization
 from checkpoints import huggingface_folder
-from common import json_files
+from common import json_files, stores
 from common.errors import DataError, UserError
 from common.files import file_sha256
 from common.model_files import (
@@ -185,7 +185,7 @@ class Description:
         files = [os.path.join(place, file) for file in data["files"]]
         unchanged = unchanged and _are_as_read(files, data)
         paths |= dict.fromkeys(files)
-      if unchanged and all(map(os.path.isfile, paths)):
+      if unchanged and all(stores.at(path).is_file() for path in paths):
         return [*paths]
     return []
 

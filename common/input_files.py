@@ -16,6 +16,7 @@ from typing import BinaryIO, NamedTuple
 
 from backports import zstd
 
+from common import stores
 from common.errors import DataError, reason
 
 _HEAD = 265  # bytes: the mark of a tar archive ends there
@@ -75,7 +76,7 @@ def kind_of(f: io.BufferedReader, path: str, *wanted: Kind) -> Kind:
 def open_input(path: str, *wanted: Kind) -> Iterator[io.BufferedReader]:
   """Opens a file; DataError if it cannot, and as of `kind_of`."""
   try:
-    f = open(path, "rb")
+    f = open(stores.at(path).local(), "rb")
   except OSError as e:
     raise DataError(reason(e)) from e
   with f:
@@ -102,7 +103,7 @@ def unpacked(path: str) -> Iterator[tuple[BinaryIO, BinaryIO]]:
 
   The content, or else the name, tells how it is compressed.
   """
-  with open(path, "rb") as on_disk:
+  with open(stores.at(path).local(), "rb") as on_disk:
     kind = kind_of(on_disk, path, *COMPRESSED)
     if kind is PLAIN:
       named = (other for other in COMPRESSED if path.endswith(other.ending))

@@ -4,7 +4,7 @@ import json
 import math
 import os
 
-from common import files, input_files
+from common import files, input_files, stores
 from common.errors import DataError
 
 
@@ -164,4 +164,4 @@ def _finite(value):
 
 def write(path: str, value) -> None:
   """Replaces a file atomically by `text(value)`."""
-  files.write(path, f"{text(value, indent=2)}\n".encode())
+  stores.at(path).write(f"{text(value, indent=2)}\n".encode())

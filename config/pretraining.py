@@ -363,8 +363,8 @@ class PretrainingConfig(RunConfig):
     "masks or dropout: see docs/training.md. Weights, moments, the learning "
     "rate's schedule and the position in the data continue.", read=stages.read)
   input_file: str | None = _data(None,
-    "Record files to train on: names and globs, comma-separated. Needed unless "
-    "it is a --dry_run, or --stages name them.")
+    "Record files to train on: names, globs and URLs (s3://...), "
+    "comma-separated. Needed unless it is a --dry_run, or --stages name them.")
   eval_input_file: str | None = _data(None,
     "Record files to evaluate on: names and globs, comma-separated. Default: "
     "--input_file.")

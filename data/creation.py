@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 
 import tokenization
-from common import console, errors
+from common import console, errors, stores
 from common.files import naming
 from data import (
   corpus,
@@ -62,7 +62,6 @@ def create(
   pieces = text_files.split_into_pieces(paths, settings.text)
   tokenizer, info = _load_tokenizer(settings, worker)
   settings = dataclasses.replace(settings, do_lower_case=info.do_lower_case)
-  os.makedirs(settings.folder, exist_ok=True)
 
   def make(work: SharedWork) -> Summary:
     making = _Making(settings, work, tokenizer)
@@ -126,7 +125,7 @@ def claim(
     records.check_not_written([path], f"--{name}", *outputs)
   try:
     owners = records.find_manifests(outputs)
-    if os.path.exists(settings.manifest_path):
+    if stores.at(settings.manifest_path).is_file():
       earlier = records.Manifest.load(settings.manifest_path)
   except errors.DataError as e:  # as a UserError it keeps the finished work
     raise errors.UserError(
@@ -197,22 +196,21 @@ def _publish(
   moves, moved = {}, set()
   for name in _with_indexes(manifest):
     source = os.path.join(folder, name)
-    place = os.path.join(settings.folder, name)
+    place = stores.at(os.path.join(settings.folder, name))
     if os.path.exists(source):
       moves[source] = place
-    elif may_be_moved and os.path.exists(place):
+    elif may_be_moved and place.is_file():
       moved.add(name)
     else:
       raise errors.DataError(f"{source} is gone: start again")
   stale = set(_with_indexes(earlier)) - moved if earlier else []
   # The manifest goes last: it knows what to delete.
   for name in [*stale, os.path.basename(settings.manifest_path)]:
-    with contextlib.suppress(FileNotFoundError):
-      os.unlink(os.path.join(settings.folder, name))
+    stores.at(os.path.join(settings.folder, name)).remove()
   for source, place in moves.items():
     # A worker that was thought to be gone may be moving them, too.
     with contextlib.suppress(FileNotFoundError):
-      os.replace(source, place)
+      place.take(source)
   manifest.save(settings.manifest_path)
 
 
@@ -314,7 +312,7 @@ class _Making:
     block_examples = _BLOCK_BYTES // _example_bytes(settings)
     block_tokens = block_examples * settings.max_seq_length
     loaded = corpus.load_tokenizer(self.tokenizer)
-    total = sum(os.path.getsize(path) for path in {t.piece.path for t in tasks})
+    total = sum(stores.at(p).state()[0] for p in {t.piece.path for t in tasks})
     joined, kept = [], 0
     with (
       naming(scratch),

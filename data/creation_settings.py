@@ -3,6 +3,7 @@
 import dataclasses
 import os
 
+from common import stores
 from common.errors import UserError
 from common.settings import check, in_group
 from data import launchers, records, text_files
@@ -27,13 +28,13 @@ class Settings:
   # High limits exceed what anybody wants; far larger values run out of memory.
   # fmt: off
   input_file: str = _text(help=
-    "Text files, names and globs, comma-separated: one sentence a line and a "
-    "blank line between documents, or .jsonl with one document a line; plain, "
+    "Text files, names, globs and URLs, comma-separated: one sentence a line "
+    "and a blank line between documents, or .jsonl, a document a line; plain, "
     "gzip, bzip2, xz or zstd. The end of a file does not end a document.")
   output_file: str = _records(help=
-    "Record file to write. With several shards NAME.EXT becomes "
-    "NAME-00000-of-00004.EXT and so on; a comma-separated list gives exact "
-    "names. Data sets in one folder must differ in NAME.")
+    "Record file to write, or its URL (s3://...). With several shards NAME.EXT "
+    "becomes NAME-00000-of-00004.EXT and so on; a comma-separated list gives "
+    "exact names. Data sets in one folder must differ in NAME.")
   prose: str = _text("",
     "Language (ISO 639-1 code: en, zh, ...) of lines of prose, which are split "
     "into sentences. Empty: a line is a sentence.", alias="language")
@@ -158,7 +159,7 @@ class Settings:
 
   @property
   def work_folder(self) -> str:
-    return self.output_paths[0] + ".unfinished"
+    return stores.at(self.output_paths[0]).place_of_work()
 
   def shard_names(self, num_shards: int | None) -> list[str]:
     """File names: those given, or NAME-00000-of-00004.EXT, ..."""

@@ -15,14 +15,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from common import input_files, json_files
+from common import input_files, json_files, stores
 from common.errors import DataError
 from data import records, text_files
 from data.text_files import Piece, TextFormat
 
 MAX_DOCUMENT_BYTES = 64 << 20  # longer documents of plain text are cut
 _BATCH_ROWS = 256  # that are in memory at a time
-_BUFFER_BYTES = 1 << 20  # of a column of Parquet
 
 
 class Document(NamedTuple):
@@ -52,11 +51,11 @@ def expand_patterns(patterns: str) -> list[str]:
   for name in records.listed(patterns):
     state = os.path.join(name, "state.json")
     splits = os.path.join(name, "dataset_dict.json")
-    if os.path.exists(state):
-      listed = json_files.read(state, {"_data_files": [{"filename": str}]})
-      files = [file["filename"] for file in listed["_data_files"]]
-      paths.update(os.path.join(name, file) for file in files)
-    elif os.path.exists(splits):
+    if stores.at(state).is_file():
+      form = {"_data_files": [{"filename": str}]}
+      files = json_files.read(state, form)["_data_files"]
+      paths.update(os.path.join(name, file["filename"]) for file in files)
+    elif stores.at(splits).is_file():
       folders = json_files.read(splits, {"splits": [str]})["splits"]
       raise DataError(
         f"{name}: holds several data sets: name the folders of those to read, "
@@ -70,10 +69,7 @@ def expand_patterns(patterns: str) -> list[str]:
 def split_into_pieces(
   paths: Iterable[str], form: DocumentFormat
 ) -> list[Piece]:
-  """Pieces of all files, in order; DataError for one that cannot be read.
-
-  They count bytes, and for Parquet and Arrow groups of rows.
-  """
+  """Pieces of all files, in order; DataError for one that cannot be read."""
   return [
     piece for path in paths for piece in _format_of(path).split(path, form)
   ]
@@ -91,14 +87,16 @@ def read_documents(piece: Piece, form: DocumentFormat) -> Iterator[Document]:
 # Plain text and records -------------------------------------------------------
 
 
-def _split_plain(path: str, form: DocumentFormat) -> list[Piece]:
-  if form.whole_files:
-    return [Piece(path, 0, math.inf)]
-  return _split_bytes(path, form)
-
-
 def _split_bytes(path: str, form: DocumentFormat) -> list[Piece]:
   return text_files.split_into_pieces([path], form.text)
+
+
+def _one_piece(path: str, _: DocumentFormat) -> list[Piece]:
+  return [Piece(path, 0, math.inf)]
+
+
+def _split_plain(path: str, form: DocumentFormat) -> list[Piece]:
+  return (_one_piece if form.whole_files else _split_bytes)(path, form)
 
 
 def _read_plain(piece: Piece, form: DocumentFormat) -> Iterator[Document]:
@@ -143,10 +141,6 @@ def _trimmed(lines: list[str]) -> list[str]:
 
 
 # Tables of text ---------------------------------------------------------------
-
-
-def _split_csv(path: str, _: DocumentFormat) -> list[Piece]:
-  return [Piece(path, 0, math.inf)]  # a quoted cell may hold line breaks
 
 
 def _read_csv(
@@ -196,16 +190,13 @@ class _Group(NamedTuple):
   read: Callable[[list[str]], Iterable]  # columns -> record batches
 
 
-class _Table(NamedTuple):
-  """A file with columns of types."""
-
-  schema: Any
-  groups: Iterator[_Group]
+# pyarrow and the name of a file -> its schema and groups.
+_OpenTable = Callable[[Any, str], tuple[Any, Iterator[_Group]]]
 
 
-def _parquet_table(arrow: Any, path: str) -> _Table:
+def _parquet_table(arrow: Any, path: str) -> tuple[Any, Iterator[_Group]]:
   file = arrow.parquet.ParquetFile(
-    path, buffer_size=_BUFFER_BYTES, pre_buffer=False
+    stores.at(path).local(), buffer_size=1 << 20, pre_buffer=False
   )
 
   def group(number: int) -> _Group:
@@ -215,12 +206,12 @@ def _parquet_table(arrow: Any, path: str) -> _Table:
     )
     return _Group(facts.num_rows, facts.total_byte_size, read)
 
-  return _Table(file.schema_arrow, map(group, range(file.num_row_groups)))
+  return file.schema_arrow, map(group, range(file.num_row_groups))
 
 
-def _arrow_table(arrow: Any, path: str) -> _Table:
+def _arrow_table(arrow: Any, path: str) -> tuple[Any, Iterator[_Group]]:
   """Of a file, which lists its record batches, or a stream of them."""
-  file, mark = arrow.memory_map(path), b"ARROW1"
+  file, mark = arrow.memory_map(stores.at(path).local()), b"ARROW1"
   is_file = file.read(len(mark)) == mark
   file.seek(0)
   if is_file:
@@ -233,14 +224,13 @@ def _arrow_table(arrow: Any, path: str) -> _Table:
     read = lambda columns: [batch.select(columns)]
     return _Group(batch.num_rows, batch.nbytes, read)
 
-  return _Table(reader.schema, map(group, batches))
+  return reader.schema, map(group, batches)
 
 
 @contextlib.contextmanager
 def _pyarrow(where: Callable[[], str]) -> Iterator[Any]:
   """The library; DataError without it, and for what it reports of a file."""
   try:
-    import pyarrow
     import pyarrow.parquet
   except ImportError as e:
     raise DataError(
@@ -257,14 +247,14 @@ def _pyarrow(where: Callable[[], str]) -> Iterator[Any]:
 
 
 def _split_groups(
-  path: str, form: DocumentFormat, open_table: Callable[[Any, str], _Table]
+  path: str, form: DocumentFormat, open_table: _OpenTable
 ) -> list[Piece]:
   """Consecutive groups of about `text_files.PIECE_BYTES`."""
   pieces, start, size, end = [], 0, 0, 0
   with _pyarrow(lambda: path) as arrow:
-    table = open_table(arrow, path)
-    _columns(table.schema, path, form)
-    for end, group in enumerate(table.groups, 1):
+    schema, groups = open_table(arrow, path)
+    _columns(schema, path, form)
+    for end, group in enumerate(groups, 1):
       size += group.bytes
       if size >= text_files.PIECE_BYTES:
         pieces.append(Piece(path, start, end))
@@ -275,13 +265,13 @@ def _split_groups(
 
 
 def _read_groups(
-  piece: Piece, form: DocumentFormat, open_table: Callable[[Any, str], _Table]
+  piece: Piece, form: DocumentFormat, open_table: _OpenTable
 ) -> Iterator[Document]:
   row = 0
   with _pyarrow(lambda: f"{piece.path}: row {row} or a later one") as arrow:
-    table = open_table(arrow, piece.path)
-    columns = _columns(table.schema, piece.path, form)
-    for number, group in enumerate(table.groups):
+    schema, groups = open_table(arrow, piece.path)
+    columns = _columns(schema, piece.path, form)
+    for number, group in enumerate(groups):
       if number == piece.end:
         return
       if number < piece.start:
@@ -317,7 +307,7 @@ class _Format(NamedTuple):
   read: Callable[[Piece, DocumentFormat], Iterator[Document]]
 
 
-def _of_table(open_table: Callable[[Any, str], _Table]) -> _Format:
+def _of_table(open_table: _OpenTable) -> _Format:
   return _Format(
     functools.partial(_split_groups, open_table=open_table),
     functools.partial(_read_groups, open_table=open_table),
@@ -332,8 +322,9 @@ _BY_CONTENT = {
 _BY_NAME = {
   ".jsonl": _Format(_split_bytes, _read_json),
   ".ndjson": _Format(_split_bytes, _read_json),
-  ".csv": _Format(_split_csv, functools.partial(_read_csv, delimiter=",")),
-  ".tsv": _Format(_split_csv, functools.partial(_read_csv, delimiter="\t")),
+  # Quoted cells may hold line breaks.
+  ".csv": _Format(_one_piece, functools.partial(_read_csv, delimiter=",")),
+  ".tsv": _Format(_one_piece, functools.partial(_read_csv, delimiter="\t")),
 }
 
 
@@ -341,9 +332,5 @@ def _format_of(path: str) -> _Format:
   readable = (*input_files.COMPRESSED, *_BY_CONTENT)
   with input_files.open_input(path, *readable) as f:
     kind = input_files.kind_of(f, path, *readable)
-  named = (
-    form
-    for ending, form in _BY_NAME.items()
-    if text_files.is_named(path, ending)
-  )
-  return _BY_CONTENT.get(kind) or next(named, _PLAIN)
+  endings = (end for end in _BY_NAME if text_files.is_named(path, end))
+  return _BY_CONTENT.get(kind) or _BY_NAME.get(next(endings, ""), _PLAIN)

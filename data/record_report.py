@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 import tokenization
-from common import console
+from common import console, stores
 from common.errors import DataError
 from common.files import file_sha256
 from data import masking, tf_example, tfrecord, workers
@@ -289,7 +289,7 @@ def survey(
   """The sum of `survey_file` over undamaged files; reports errors on stderr."""
   count = min(num_workers or workers.available_cores(), len(paths))
   most = None if verify else math.ceil(_SURVEYED / len(paths))
-  megabytes = [os.path.getsize(path) / 1e6 for path in paths]
+  megabytes = [stores.at(path).state()[0] / 1e6 for path in paths]
   total: Counter = Counter()
   done = 0.0
   title = "verifying" if verify else "sampling"

@@ -37,7 +37,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 import tokenization
-from common import json_files
+from common import json_files, stores
 from common.errors import DataError
 from data import record_report, tfrecord
 from data.masking import MaskSettings
@@ -248,7 +248,9 @@ class Manifest:
       "files": f"{len(names)} with {self.num_records:,} records, "
       f"{megabytes:,.1f} MB",
     }
-    missing = [n for n in names if not os.path.exists(os.path.join(folder, n))]
+    missing = [
+      n for n in names if not stores.at(os.path.join(folder, n)).is_file()
+    ]
     if missing:
       rows["missing"] = f"{len(missing)}, such as {missing[0]}"
     return record_report.table(rows)
@@ -306,7 +308,7 @@ def find_manifests(
   manifests = {}
   for folder, paths in folders.items():
     pattern = os.path.join(glob.escape(folder), "*" + MANIFEST_SUFFIX)
-    for manifest_path in sorted(glob.glob(pattern)):
+    for manifest_path in stores.at(pattern).matches():
       # When all records have one, it does not matter what others hold.
       if paths and _may_list(manifest_path, paths):
         manifest = Manifest.load(manifest_path)
@@ -369,19 +371,19 @@ def expand_patterns(patterns: str) -> list[str]:
   """
   paths: set[str] = set()
   for name in listed(patterns):
-    if os.path.isfile(name):
+    if stores.at(name).is_file():
       paths.add(name)
       continue
     others = tuple(end for end in NO_RECORDS if not name.endswith(end))
-    matches = sorted(glob.glob(name, recursive=True))
+    matches = stores.at(name).matches()
     files = [
       path
-      for path in matches
-      if os.path.isfile(path) and not path.endswith(others)
+      for path, is_file in matches.items()
+      if is_file and not path.endswith(others)
     ]
     if matches and not files:
       raise DataError(
-        f"{name}: matches {matches[0]}, which is a folder or lies beside "
+        f"{name}: matches {min(matches)}, which is a folder or lies beside "
         "records: name files exactly"
       )
     if not files:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
-from common import errors
+from common import errors, stores
 from data import leases, work_dir, workers
 
 T = TypeVar("T")
@@ -18,7 +18,7 @@ T = TypeVar("T")
 class Inputs(NamedTuple):
   """Files that the work reads, as they were when it began."""
 
-  states: list[list]  # [path, bytes, nanoseconds of the last change]
+  states: list[list]  # [path, bytes, what tells a change]
 
   @classmethod
   def of(cls, paths: Iterable[str]) -> "Inputs":
@@ -35,8 +35,7 @@ class Inputs(NamedTuple):
 
 
 def _state(path: str) -> list:
-  status = os.stat(path)
-  return [path, status.st_size, status.st_mtime_ns]
+  return [path, *stores.at(path).state()]
 
 
 class SharedWork(NamedTuple):

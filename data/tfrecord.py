@@ -24,7 +24,7 @@ from typing import BinaryIO
 import google_crc32c
 import numpy as np
 
-from common import files, input_files
+from common import files, input_files, stores
 from common.errors import DataError
 from common.files import file_sha256
 
@@ -132,7 +132,7 @@ class _RecordFile:
     self.size = os.fstat(self._fd).st_size
     if not self.size:
       raise DataError(f"{path}: the file is empty")
-    if use_index and os.path.exists(path + INDEX_SUFFIX):
+    if use_index and stores.at(path + INDEX_SUFFIX).is_file():
       offsets = self.load_index()
     else:
       with mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ) as data:
@@ -145,7 +145,7 @@ class _RecordFile:
     index = self.path + INDEX_SUFFIX
     try:
       # Unlike np.load it reads nothing but arrays of numbers.
-      offsets = np.lib.format.open_memmap(index, mode="r")
+      offsets = np.lib.format.open_memmap(stores.at(index).local(), mode="r")
       fits = (
         offsets.ndim == 1
         and offsets.dtype == np.int64
@@ -233,6 +233,10 @@ class RecordSet:
 
   def __len__(self) -> int:
     return int(self._ends[-1])
+
+  def sizes(self) -> list[int]:
+    """The bytes of each file."""
+    return [file.size for file in self._files]
 
   def starts(self) -> list[int]:
     """The numbers of the files' first records."""

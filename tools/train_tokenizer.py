@@ -235,8 +235,8 @@ class Settings:
 
   # fmt: off
   input_file: str = setting(help=
-    "Text files, .txt or .jsonl, plain, gzip, bzip2, xz or zstd: names and "
-    "globs, comma-separated.")
+    "Text files, .txt or .jsonl, plain, gzip, bzip2, xz or zstd: names, globs "
+    "and URLs (s3://...), comma-separated.")
   output_file: str = setting(help="Vocabulary (vocab.txt) or model to write.",
     alias="output")
   text_field: str = setting(*text_files.TEXT_FIELD)

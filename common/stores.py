@@ -1,0 +1,164 @@
+"""Files by name: on the disk, or in a store that fsspec reaches by a URL.
+
+`at(name)` has the same methods for both. What is read of a store is copied to a
+cache, which the processes of a machine share. The URL stays the file's name.
+"""
+
+import contextlib
+import fcntl
+import glob
+import hashlib
+import io
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from typing import Any, BinaryIO, NamedTuple
+
+from common import files
+from common.errors import UserError, reason
+
+_URL = re.compile(r"[a-z][a-z0-9+.:-]*://")
+_nothing_there = contextlib.suppress(FileNotFoundError)
+# What tells that an object has changed: the names of S3 and Azure, GCS, HTTP,
+# SFTP and disks, memory (fsspec.implementations, s3fs, gcsfs, adlfs).
+_VERSIONS = "ETag etag md5Hash LastModified last_modified mtime created".split()
+
+
+def cache_folder() -> str:
+  """Where copies are: PERSEUS_CACHE, or perseus-bert in the user's cache."""
+  own = os.path.expanduser("~/.cache/perseus-bert")
+  return os.environ.get("PERSEUS_CACHE") or own
+
+
+class OnDisk(NamedTuple):
+  """A file, or a pattern of files, of this machine."""
+
+  name: str
+
+  def is_file(self) -> bool:
+    return os.path.isfile(self.name)
+
+  def matches(self) -> dict[str, bool]:
+    """The names that the pattern matches: whether each is a file."""
+    found = sorted(glob.glob(self.name, recursive=True))
+    return {path: os.path.isfile(path) for path in found}
+
+  def state(self) -> list:
+    """[bytes, what is another value when it has changed]."""
+    status = os.stat(self.name)
+    return [status.st_size, status.st_mtime_ns]
+
+  def local(self) -> str:
+    """A file of this machine with the content."""
+    return self.name
+
+  def place_of_work(self) -> str:
+    """A folder of this machine for work on the file."""
+    return self.name + ".unfinished"
+
+  def take(self, source: str) -> None:
+    """Moves a file of this machine here, where it appears when it is whole.
+
+    FileNotFoundError without the file.
+    """
+    os.replace(source, self.name)
+
+  def write(self, content: bytes) -> None:
+    """Replaces the file by one with this content, when it is whole."""
+    files.write(self.name, content)
+
+  def remove(self) -> None:
+    """Deletes the file, if it is there."""
+    with _nothing_there:
+      os.unlink(self.name)
+
+
+class InStore(NamedTuple):
+  """The same for a URL; UserError names it where the store fails."""
+
+  name: str
+
+  @contextlib.contextmanager
+  def _store(self) -> Iterator[tuple[Any, str]]:
+    """(the store, the object's name in it)."""
+    try:
+      import fsspec
+
+      # It would remember lists of objects, which change.
+      yield fsspec.core.url_to_fs(self.name, use_listings_cache=False)
+    except ImportError as e:
+      raise UserError(
+        f"{self.name}: {e}: pip install -r requirements/stores.txt"
+      ) from e
+    except Exception as e:  # of types that only the store knows
+      raise UserError(
+        f"{self.name}: {type(e).__name__}: {reason(e)}: start the same command "
+        "again when the store works"
+      ) from e
+
+  def is_file(self) -> bool:
+    with self._store() as (store, name), _nothing_there:
+      return store.info(name)["type"] == "file"
+    return False
+
+  def matches(self) -> dict[str, bool]:
+    with self._store() as (store, name):
+      return {
+        store.unstrip_protocol(path): facts["type"] == "file"
+        for path, facts in sorted(store.glob(name, detail=True).items())
+      }
+
+  def state(self) -> list:
+    with self._store() as (store, name):
+      facts = store.info(name)
+    versions = (str(facts[key]) for key in _VERSIONS if facts.get(key))
+    return [facts["size"], next(versions, "")]
+
+  def local(self) -> str:
+    """A copy in the cache, which is made again when the object has changed."""
+    size, version = self.state()
+    facts = f"{self.name} {size} {version}"
+    mark = hashlib.sha256(facts.encode()).hexdigest()[:32]
+    name = f"{mark}-{os.path.basename(self.name)[-100:]}"
+    path = os.path.join(cache_folder(), name)
+    if os.path.exists(path):
+      return path
+    os.makedirs(cache_folder(), exist_ok=True)
+    with open(path + ".tmp", "ab") as copy:
+      fcntl.flock(copy, fcntl.LOCK_EX)  # another process may be making it
+      if os.path.exists(path):
+        return path
+      with self._store() as (store, name), files.naming(copy.name):
+        store.get_file(name, copy.name)
+      if size not in (None, os.path.getsize(copy.name)):
+        raise UserError(f"{self.name}: not all {size} bytes came: start again")
+      os.replace(copy.name, path)
+    return path
+
+  def place_of_work(self) -> str:
+    mark = hashlib.sha256(self.name.encode()).hexdigest()[:32]
+    return os.path.join(cache_folder(), f"{mark}.unfinished")
+
+  def take(self, source: str) -> None:
+    with open(source, "rb") as f:
+      self._put(f)
+    os.unlink(source)
+
+  def write(self, content: bytes) -> None:
+    self._put(io.BytesIO(content))
+
+  def _put(self, f: BinaryIO) -> None:
+    with self._store() as (store, name):
+      store.makedirs(name.rpartition("/")[0], exist_ok=True)
+      with store.transaction, store.open(name, "wb") as place:
+        shutil.copyfileobj(f, place, 16 << 20)
+
+  def remove(self) -> None:
+    with self._store() as (store, name), _nothing_there:
+      store.rm_file(name)
+
+
+def at(name: str) -> OnDisk | InStore:
+  """The file of a name or URL."""
+  return InStore(name) if _URL.match(name) else OnDisk(name)

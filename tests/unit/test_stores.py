@@ -1,0 +1,362 @@
+"""Files at URLs are as files: read through a cache, written when whole."""
+
+import concurrent.futures
+import gzip
+import http.server
+import json
+import multiprocessing
+import os
+import re
+import sys
+import threading
+
+import fsspec
+import pytest
+import runs
+from fsspec.implementations.memory import MemoryFileSystem
+from samples import contents, create, feature_values, write_documents
+
+from common import input_files, stores
+from common.errors import DataError, UserError
+from data import documents, record_shape, records, text_files, tfrecord
+from data.documents import DocumentFormat
+from data.shared_work import Inputs
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+  folder = tmp_path_factory.mktemp("cache") / "inside"
+  monkeypatch.setenv("PERSEUS_CACHE", str(folder))
+  MemoryFileSystem.store.clear()
+  MemoryFileSystem.pseudo_dirs[:] = [""]
+  return folder
+
+
+def put(url, content):
+  with fsspec.open(url, "wb") as f:
+    f.write(content)
+
+
+def copies(cache):
+  return sorted(p for p in cache.iterdir() if p.suffix != ".tmp")
+
+
+class Flaky(MemoryFileSystem):
+  """A store that ends connections when `left` bytes have gone over them."""
+
+  protocol = "flaky"
+  store: dict = {}
+  pseudo_dirs = [""]
+  left = 0
+
+  def _open(self, path, mode="rb", **options):
+    return FlakyFile(super()._open(path, mode, **options))
+
+
+class FlakyFile:
+  def __init__(self, file):
+    self._file = file
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *_):
+    self._file.close()
+
+  def __getattr__(self, name):
+    return getattr(self._file, name)
+
+  def _go(self, count):
+    Flaky.left -= count
+    if Flaky.left < 0:
+      raise ConnectionResetError("the connection\nended")
+
+  def read(self, size):
+    block = self._file.read(min(size, 100))
+    self._go(len(block))
+    return block
+
+  def write(self, block):
+    self._go(len(block))
+    return self._file.write(block)
+
+
+@pytest.fixture
+def flaky():
+  fsspec.register_implementation("flaky", Flaky, clobber=True)
+  Flaky.store.clear()
+  Flaky.left = sys.maxsize
+  return Flaky
+
+
+# Reading ----------------------------------------------------------------------
+
+
+def test_names_and_globs():
+  for name in ("b.txt", "a.txt", "a.txt.index", "sub/c.txt", "x[1].txt"):
+    put(f"memory://data/{name}", b"x")
+  expand = records.expand_patterns
+  assert expand("memory://data/?.txt") == [
+    "memory:///data/a.txt",
+    "memory:///data/b.txt",
+  ]
+  assert expand("memory://data/**/*.txt")[-2:] == [
+    "memory:///data/sub/c.txt",
+    "memory:///data/x[1].txt",
+  ]
+  # A name of a file is no glob.
+  assert expand("memory://data/x[1].txt, memory://data/a.txt") == [
+    "memory://data/a.txt",
+    "memory://data/x[1].txt",
+  ]
+  with pytest.raises(DataError, match="memory://data/no: no such file"):
+    expand("memory://data/no")
+  with pytest.raises(DataError, match="data/sub, which is a folder"):
+    expand("memory://data/s*")
+
+
+def test_a_changed_object_is_copied_again(cache):
+  put("memory://a.txt", b"one\n")
+  assert list(text_files.read_lines(["memory://a.txt"])) == ["one"]
+  assert [p.read_bytes() for p in copies(cache)] == [b"one\n"]
+  (copy,) = copies(cache)
+  before = os.stat(copy).st_mtime_ns
+  inputs = Inputs.of(["memory://a.txt"])
+  inputs.expect_unchanged()
+  assert list(text_files.read_lines(["memory://a.txt"])) == ["one"]
+  assert os.stat(copy).st_mtime_ns == before
+  put("memory://a.txt", b"two\n")  # of equal size
+  assert list(text_files.read_lines(["memory://a.txt"])) == ["two"]
+  with pytest.raises(DataError, match="memory://a.txt was changed while"):
+    inputs.expect_unchanged()
+
+
+def test_documents_have_the_url(tmp_path, monkeypatch):
+  monkeypatch.setattr(text_files, "PIECE_BYTES", 4)
+  put("memory://d/t.txt", b"one\n\ntwo\n")
+  put("memory://d/t.jsonl.gz", gzip.compress(b'{"text": "three"}\n'))
+  put("memory://d/t.csv", b"id,text\nx,four\n")
+  form = DocumentFormat()
+  paths = documents.expand_patterns("memory://d/*")
+  pieces = documents.split_into_pieces(paths, form)
+  found = [d for p in pieces for d in documents.read_documents(p, form)]
+  assert found == [
+    ("x", ["four"]),
+    ("memory:///d/t.jsonl.gz:0", ["three"]),
+    ("memory:///d/t.txt:0", ["one"]),
+    ("memory:///d/t.txt:5", ["two"]),
+  ]
+
+
+@pytest.mark.parametrize("name", ["t.parquet", "t.arrow"])
+def test_tables_of_pyarrow(tmp_path, name):
+  pytest.importorskip("pyarrow", reason="see requirements/text.txt")
+  import pyarrow
+  import pyarrow.parquet
+
+  table = pyarrow.table({"text": ["a", "b"]})
+  if name == "t.parquet":
+    pyarrow.parquet.write_table(table, tmp_path / name)
+  else:
+    with pyarrow.ipc.new_stream(str(tmp_path / name), table.schema) as f:
+      f.write_table(table)
+  url = f"memory://s/{name}"
+  put(url, (tmp_path / name).read_bytes())
+  put("memory://s/state.json", json.dumps({"_data_files": []}).encode())
+  (piece,) = documents.split_into_pieces([url], DocumentFormat())
+  found = list(documents.read_documents(piece, DocumentFormat()))
+  assert found == [(f"{url}:0", ["a"]), (f"{url}:1", ["b"])]
+  assert documents.expand_patterns("memory://s") == []  # a data set
+
+
+def _read(url):
+  return list(text_files.read_lines([url]))
+
+
+def test_processes_share_the_copies(tmp_path, cache):
+  path = tmp_path / "store" / "t.txt"
+  path.parent.mkdir()
+  path.write_text("line\n" * 200_000)
+  # Of the library: this module would load TensorFlow in each process.
+  spawn = multiprocessing.get_context("spawn")
+  with concurrent.futures.ProcessPoolExecutor(3, spawn) as pool:
+    found = list(pool.map(input_files.read, [f"file://{path}"] * 6))
+  assert set(found) == {b"line\n" * 200_000}
+  assert len(copies(cache)) == 1
+
+
+def test_over_http(tmp_path, cache):
+  pytest.importorskip("aiohttp", reason="see requirements/stores.txt")
+  (tmp_path / "t.txt").write_text("over\nHTTP\n")
+
+  class Quiet(http.server.SimpleHTTPRequestHandler):
+    def __init__(self, *arguments):
+      super().__init__(*arguments, directory=str(tmp_path))
+
+    def log_message(self, *_):
+      pass
+
+  with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as server:
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    assert _read(f"{url}/t.txt") == ["over", "HTTP"]
+    with pytest.raises(DataError, match="no.txt: no such file"):
+      records.expand_patterns(f"{url}/no.txt")
+    server.shutdown()
+
+
+# What fails -------------------------------------------------------------------
+
+
+def test_a_store_that_fails_in_the_middle(flaky, cache):
+  put("flaky://t.txt", b"line\n" * 100)
+  Flaky.left = 250
+  words = "flaky://t.txt: ConnectionResetError: the connection: start the same"
+  with pytest.raises(UserError, match=words) as e:
+    _read("flaky://t.txt")
+  # The work of other pieces stays for the next start.
+  assert not isinstance(e.value, DataError) and "\n" not in str(e.value)
+  assert not copies(cache)
+  Flaky.left = sys.maxsize
+  assert _read("flaky://t.txt") == ["line"] * 100
+
+
+def test_an_object_that_is_cut_off(flaky, cache, monkeypatch):
+  put("flaky://t.txt", b"line\n" * 100)
+  info = Flaky.info
+  longer = lambda *names, **o: {**info(*names, **o), "size": 600}
+  monkeypatch.setattr(Flaky, "info", longer)
+  with pytest.raises(UserError, match="t.txt: not all 600 bytes came"):
+    _read("flaky://t.txt")
+  assert not copies(cache)
+
+
+REFUSED = {
+  "no library": ("s3://b/t.txt", "b/t.txt: Install s3fs .*stores.txt"),
+  "no such store": ("nowhere://t.txt", "nowhere://t.txt: .*not known: nowhere"),
+}
+
+
+@pytest.mark.parametrize("url, words", REFUSED.values(), ids=REFUSED)
+def test_stores_that_cannot_be_reached(url, words, monkeypatch):
+  monkeypatch.setitem(sys.modules, "s3fs", None)  # also where it is installed
+  with pytest.raises(UserError, match=words) as e:
+    records.expand_patterns(url)
+  assert "\n" not in str(e.value)
+
+
+def test_without_fsspec(monkeypatch):
+  monkeypatch.setitem(sys.modules, "fsspec", None)
+  with pytest.raises(UserError, match=r"pip install -r requirements/stores"):
+    records.expand_patterns("memory://t.txt")
+  assert stores.at("/tmp").state()  # files need none of it
+
+
+# Records ----------------------------------------------------------------------
+
+
+def test_text_and_records_in_a_store(tmp_path, texts, letters, cache):
+  create(tmp_path, texts, letters, num_shards=3)
+  want = contents(tmp_path / "out")
+  for name in ("a.txt", "b.txt.gz"):
+    put(f"memory://text/{name}", (tmp_path / name).read_bytes())
+  url = "memory://made/train.tfrecord"
+
+  def make(**changes):
+    return create(
+      tmp_path, "memory://text/*", letters, output_file=url, **changes
+    )
+
+  def made():
+    store = MemoryFileSystem.store
+    return {
+      os.path.basename(name): file.getvalue()
+      for name, file in sorted(store.items())
+      if name.startswith("/made/")
+    }
+
+  summary = make(num_shards=3)
+  assert made() == want
+  assert summary.manifest_path == "memory://made/train.manifest.json"
+  assert not list(cache.glob("*.unfinished"))
+  paths = records.expand_patterns("memory://made/train-*.tfrecord")
+  assert len(paths) == 3
+  (_, manifest), *_ = records.find_manifests(paths).values()
+  assert manifest == summary.manifest
+  local = sorted(map(str, (tmp_path / "out").glob("*.tfrecord")))
+  assert list(tfrecord.RecordSet(paths)) == list(tfrecord.RecordSet(local))
+  # A data set that is made again removes its own files and no others.
+  put("memory://made/other.txt", b"")
+  make(num_shards=2)
+  assert len(made()) == 6 and "other.txt" in made()
+
+
+def test_records_that_train_are_those_of_the_store(tmp_path, texts, letters):
+  import input_pipeline
+
+  create(tmp_path, texts, letters, num_shards=2)
+  pattern = "out/train-*.tfrecord"
+  sources = []
+  for start in (f"{tmp_path}/", f"file://{tmp_path}/"):
+    shape = record_shape.of_manifest(start + pattern, 100)
+    sources.append(input_pipeline.Source(start + pattern, shape))
+  on_disk, in_store = sources
+  assert in_store.paths == [f"file://{path}" for path in on_disk.paths]
+  # Runs go by these: they may go on with either.
+  assert in_store.fingerprint() == on_disk.fingerprint()
+  read = lambda source: [feature_values(record) for record in source.set]
+  assert str(read(in_store)) == str(read(on_disk))
+  index = tmp_path / "out" / "train-00000-of-00002.tfrecord.index"
+  index.write_bytes(index.read_bytes()[:-8])
+  with pytest.raises(DataError, match=r"file://.*\.index: damaged, or not"):
+    tfrecord.RecordSet(in_store.paths)
+
+
+def test_a_store_that_fails_while_records_are_moved(
+  tmp_path, texts, letters, flaky
+):
+  create(tmp_path, texts, letters, num_shards=3)
+  want = contents(tmp_path / "out")
+  url = "flaky://made/train.tfrecord"
+  total = sum(map(len, want.values()))
+  for left in (0, total // 3, total // 2):
+    Flaky.left = left
+    with pytest.raises(UserError, match=r"flaky://made/.*: ConnectionReset"):
+      create(tmp_path, texts, letters, num_shards=3, output_file=url)
+    there = {
+      os.path.basename(name): file.getvalue()
+      for name, file in Flaky.store.items()
+    }
+    assert there == {name: want[name] for name in there} != want
+    assert "train.manifest.json" not in there
+  Flaky.left = total
+  summary = create(tmp_path, texts, letters, num_shards=3, output_file=url)
+  assert "3 of 3 shards made before" in summary.kept
+  assert {
+    os.path.basename(name): file.getvalue()
+    for name, file in Flaky.store.items()
+  } == want
+
+
+def test_workers_write_to_a_store(tmp_path, letters):
+  write_documents(tmp_path / "a.txt", 60)
+  url = f"file://{tmp_path}"
+  create(tmp_path, f"{tmp_path}/a.txt", letters)
+  summary = create(
+    tmp_path,
+    f"{url}/a.txt",
+    letters,
+    output_file=f"{url}/new/train.tfrecord",
+    num_workers=2,
+  )
+  assert re.match("file://.*/new/train.manifest.json", summary.manifest_path)
+  assert contents(tmp_path / "new") == contents(tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_a_run_reads_records_of_a_store(tiny_run, tmp_path):
+  config, files = tiny_run
+  runs.complete(tiny_run, tmp_path / "disk")
+  at_urls = config, f"file://{files}"
+  runs.complete(at_urls, tmp_path / "store")
+  assert runs.metrics(tmp_path / "store") == runs.metrics(tmp_path / "disk")
