@@ -44,8 +44,7 @@ TRAIN, HELDOUT, REMOVED = "train.txt", "heldout.txt", "removed.tsv"
 REPORT, _SUMMARY = "report.html", "summary.json"
 _CHUNK_CHARS = 2 << 20  # of the documents that a worker holds at a time
 _PART_HASHES = 4 << 20  # that a worker sorts at a time
-# Text holds no NUL, see text_files.py.
-_BETWEEN = b"\0"
+_END = b"\0"  # of an item in a file: text holds no NUL, see text_files.py
 _REMEDY = "start the same command again"
 # Reasons for which a document is not in the corpus, beside the filters' names.
 _EMPTY, _EVALUATED = "empty", "shared with an evaluation set"
@@ -86,7 +85,7 @@ class _Chunk(NamedTuple):
   def texts(self, kind: str) -> list[bytes]:
     with open(os.path.join(self.path, kind), "rb") as f:
       content = f.read()
-    return content.split(_BETWEEN) if content else []
+    return content.split(_END)[:-1]
 
   def array(self, kind: str) -> np.ndarray:
     return np.load(os.path.join(self.path, f"{kind}.npy"))
@@ -105,7 +104,7 @@ class _Chunk(NamedTuple):
     with naming(scratch):
       for kind, items in texts.items():
         with open(os.path.join(scratch, kind), "wb") as f:
-          f.write(_BETWEEN.join(items))
+          f.writelines(item + _END for item in items)
       for kind, array in arrays.items():
         np.save(os.path.join(scratch, kind), array)
     last = os.path.basename(self.done_file)

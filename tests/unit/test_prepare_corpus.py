@@ -312,6 +312,19 @@ def test_stopped_at_any_file_it_goes_on_to_the_same(
   assert calls > 100
 
 
+def test_documents_without_text(tmp_path, monkeypatch):
+  """Also one that is alone in its chunk."""
+  monkeypatch.setattr(cleaning, "_CHUNK_CHARS", 1)
+  texts = [" ", *(prose_of(seed, 2) for seed in range(30)), "\n\n", " "]
+  lines = [json.dumps({"text": text, "id": i}) for i, text in enumerate(texts)]
+  (tmp_path / "a.jsonl").write_text("\n".join(lines))
+  files, _ = prepare(tmp_path, corpus=f"{tmp_path}/a.jsonl")
+  assert sum(len(documents_in(path)) for path in files) == 30
+  empty = ("empty", "")
+  want = {"0": empty, "31": empty, "32": empty}
+  assert removed_of(tmp_path / "out") == want
+
+
 def test_whole_files(tmp_path):
   for number in range(30):
     paragraphs = prose_of(number, 3).split(". ")
