@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common import errors, json_files
+from common import errors, json_files, stores
 from common.console import Progress, counted
 from common.files import naming
 from data import (
@@ -157,11 +157,12 @@ def _read_pieces(task: _ReadTask, scratch: str) -> None:
 def _groups(pieces: list[text_files.Piece]) -> list[list[text_files.Piece]]:
   """Consecutive pieces, about a usual piece's bytes together."""
   parts = collections.Counter(piece.path for piece in pieces)
+  sizes = {path: stores.at(path).state()[0] / parts[path] for path in parts}
   groups: list[list[text_files.Piece]] = [[]]
   size = 0.0
   for piece in pieces:
     groups[-1].append(piece)
-    size += os.path.getsize(piece.path) / parts[piece.path]
+    size += sizes[piece.path]
     if size >= text_files.PIECE_BYTES:
       groups.append([])
       size = 0
