@@ -85,8 +85,9 @@ class InStore(NamedTuple):
     try:
       import fsspec
 
-      # It would remember lists of objects, which change.
-      yield fsspec.core.url_to_fs(self.name, use_listings_cache=False)
+      store, name = fsspec.core.url_to_fs(self.name)
+      store.invalidate_cache()  # it remembers lists of objects, which change
+      yield store, name
     except ImportError as e:
       raise UserError(
         f"{self.name}: {e}: pip install -r requirements/stores.txt"
@@ -149,8 +150,8 @@ class InStore(NamedTuple):
     self._put(io.BytesIO(content))
 
   def _put(self, f: BinaryIO) -> None:
+    # It makes no folder: a bucket of a wrong name would be made, too.
     with self._store() as (store, name):
-      store.makedirs(name.rpartition("/")[0], exist_ok=True)
       with store.transaction, store.open(name, "wb") as place:
         shutil.copyfileobj(f, place, 16 << 20)
 

@@ -342,6 +342,9 @@ def test_workers_write_to_a_store(tmp_path, letters):
   write_documents(tmp_path / "a.txt", 60)
   url = f"file://{tmp_path}"
   create(tmp_path, f"{tmp_path}/a.txt", letters)
+  with pytest.raises(UserError, match="file://.*/new/.*: FileNotFoundError"):
+    stores.at(f"{url}/new/x").write(b"")
+  (tmp_path / "new").mkdir()
   summary = create(
     tmp_path,
     f"{url}/a.txt",
