@@ -1,6 +1,7 @@
 """Files at URLs are as files: read through a cache, written when whole."""
 
 import concurrent.futures
+import fcntl
 import gzip
 import http.server
 import json
@@ -183,6 +184,27 @@ def test_processes_share_the_copies(tmp_path, cache):
     found = list(pool.map(input_files.read, [f"file://{path}"] * 6))
   assert set(found) == {b"line\n" * 200_000}
   assert len(copies(cache)) == 1
+
+
+def test_a_copy_that_another_process_makes_is_awaited(cache):
+  put("memory://t.txt", b"ours")
+  path = stores.at("memory://t.txt").local()
+  os.unlink(path)
+  with (
+    open(path + ".tmp", "wb") as theirs,
+    concurrent.futures.ThreadPoolExecutor(1) as pool,
+  ):
+    fcntl.flock(theirs, fcntl.LOCK_EX)
+    found = pool.submit(stores.at("memory://t.txt").local)
+    with pytest.raises(concurrent.futures.TimeoutError):
+      found.result(0.3)
+    theirs.write(b"theirs")
+    theirs.flush()
+    os.replace(theirs.name, path)
+    fcntl.flock(theirs, fcntl.LOCK_UN)
+    assert found.result(10) == path
+  with open(path, "rb") as f:
+    assert f.read() == b"theirs"
 
 
 def test_over_http(tmp_path, cache):
