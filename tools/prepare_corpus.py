@@ -62,11 +62,12 @@ class CorpusSettings:
   # fmt: off
   output_dir: str = setting(help="Folder to write to.", group="Text")
   corpus: str = _text("",
-    "Files with text, names and globs, comma-separated: .txt with a blank line "
-    "or the end of the file between documents; a document a record in .jsonl, "
-    ".csv, .tsv, .parquet, .arrow; folders of Hugging Face's `datasets`. All "
-    "but Parquet and Arrow may be compressed by gzip, bzip2, xz or zstd. "
-    "Empty: first paragraphs of English Wikipedia.", alias="input_file")
+    "Text: names, globs and URLs (s3://...), comma-separated: .txt with a "
+    "blank line or the end of the file between documents; a document a record "
+    "in .jsonl, .csv, .tsv, .parquet, .arrow; folders of Hugging Face's "
+    "`datasets`. All but Parquet and Arrow may be compressed by gzip, bzip2, "
+    "xz or zstd. Empty: first paragraphs of English Wikipedia.",
+    alias="input_file")
   text_field: str = _text(*text_files.TEXT_FIELD)
   id_field: str = _text("id",
     "Field or column with the name of a document, for removed.tsv. Without it "

@@ -28,7 +28,7 @@ def changed(words, share, random):
   ]
 
 
-def corpus(random, documents=150):
+def corpus(random, documents=90):
   """Texts of which some are copies with up to a fifth of the words changed."""
   texts = []
   for _ in range(documents):
@@ -73,7 +73,7 @@ def test_pairs_are_those_of_exact_similarity(tmp_path, threshold):
     for pair in itertools.combinations(range(len(texts)), 2)
     if jaccard(sets[pair[0]], sets[pair[1]]) >= threshold
   ]
-  folders = sign(tmp_path, texts, [100, 0, 1, 299, 200])
+  folders = sign(tmp_path, texts, [100, 0, 1, 199, 60])
   pairs = edges_of(folders, threshold)
   assert {tuple(pair) for pair in pairs.tolist()} <= set(exact)
   firsts = near_duplicates.clusters(len(texts), pairs)
