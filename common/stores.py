@@ -39,6 +39,10 @@ class OnDisk(NamedTuple):
   def is_file(self) -> bool:
     return os.path.isfile(self.name)
 
+  def exists(self) -> bool:
+    """Whether there is a file, or something else in its place."""
+    return os.path.lexists(self.name)
+
   def matches(self) -> dict[str, bool]:
     """The names that the pattern matches: whether each is a file."""
     found = sorted(glob.glob(self.name, recursive=True))
@@ -102,6 +106,8 @@ class InStore(NamedTuple):
     with self._store() as (store, name), _nothing_there:
       return store.info(name)["type"] == "file"
     return False
+
+  exists = is_file  # a store has no folders
 
   def matches(self) -> dict[str, bool]:
     with self._store() as (store, name):

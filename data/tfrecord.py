@@ -132,7 +132,7 @@ class _RecordFile:
     self.size = os.fstat(self._fd).st_size
     if not self.size:
       raise DataError(f"{path}: the file is empty")
-    if use_index and stores.at(path + INDEX_SUFFIX).is_file():
+    if use_index and stores.at(path + INDEX_SUFFIX).exists():
       offsets = self.load_index()
     else:
       with mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ) as data:

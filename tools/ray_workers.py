@@ -84,13 +84,14 @@ def _work(number: int, command: list[str], script: str, folder: str, lines):
   ):
     # When Ray asks this thread to stop, that does not interrupt its reading.
     reader = threading.Thread(target=pass_on, args=[process.stderr])
-    reader.start()
     try:
+      reader.start()
       while process.poll() is None:
         time.sleep(0.1)
     finally:
       process.terminate()
-      reader.join()
+      if reader.ident:  # it has started
+        reader.join()
     out.seek(0)
     if process.returncode < 0:
       raise ChildProcessError(f"killed by signal {-process.returncode}")

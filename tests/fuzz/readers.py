@@ -502,7 +502,9 @@ def tokenizer(folder):
       return prepare_corpus.prepare(corpus)
     settings.check(train_tokenizer.Settings(path, made, vocab_size=size))
     train = getattr(train_tokenizer, f"train_{kind}")
-    return train(text_files.read_lines([path]), made, size, True)
+    train(text_files.read_lines([path]), made, size, True)
+    files = {"vocab_file" if kind == "wordpiece" else "spm_model_file": made}
+    return tokenization.load_tokenizer(**files).vocab_size
 
   def right(given, got):
     return given[1] == "corpus" or got <= max(given[2], 5)

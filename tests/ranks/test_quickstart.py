@@ -39,7 +39,7 @@ def quickstart(folder, text, *flags):
 
 def test_own_text_to_a_curve_and_again(tmp_path):
   text = tmp_path / "text.txt"
-  documents = ["\n".join(SENTENCES[i : i + 24]) for i in range(0, 72, 3)]
+  documents = ["\n".join(SENTENCES[i : i + 4]) for i in range(0, 96, 4)]
   text.write_text("\n\n".join(documents * 2))
   folder = tmp_path / "run"
   first = quickstart(folder, text)

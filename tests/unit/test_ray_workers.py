@@ -84,6 +84,7 @@ def test_a_command_is_asked_to_end_when_its_task_is_to_stop(tmp_path):
     "  def put(self, line): pass\n"
     "def stop():\n"
     f"  while not os.path.exists('{tmp_path}/ready'): time.sleep(0.05)\n"
+    "  time.sleep(0.5)\n"  # Ray asks none that just starts
     "  _thread.interrupt_main()\n"
     "threading.Thread(target=stop).start()\n"
     "try:\n"
