@@ -22,6 +22,8 @@ import uuid
 from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple, Protocol
 
+from common import files
+
 BEAT_SECONDS = 5.0
 # A worker is gone after so many looks, a beat apart, at the same file.
 LOST_BEATS = 12
@@ -71,7 +73,7 @@ class Leases(NamedTuple):
     """Makes the lease `place`; None if another was faster."""
     owner = f"{self.worker} {uuid.uuid4().hex}"
     aside = tempfile.mkdtemp(dir=os.path.dirname(place), prefix="new-")
-    with open(os.path.join(aside, _OWNER), "w") as f:
+    with files.naming(aside), open(os.path.join(aside, _OWNER), "w") as f:
       f.write(owner)
     # A full folder is never replaced. Whether it worked is read from the disk:
     # on a network the answer to a rename that worked may be lost.
@@ -90,7 +92,8 @@ def do(function: Callable, leases: Leases, gone: frozenset, task: Task) -> None:
     return
   scratch = leases.take(name, gone)
   if scratch and not os.path.exists(task.done_file):
-    function(task, scratch)
+    with files.naming(scratch):
+      function(task, scratch)
 
 
 def deliver(scratch: str, folder: str, last: str) -> None:
@@ -173,8 +176,9 @@ def heart(folder: str) -> Iterator[Leases]:
 
   beating = threading.Thread(target=beat, daemon=True)
   with open(aside, "w") as f:
-    f.write(_MACHINE)
-    f.flush()
+    with files.naming(aside):
+      f.write(_MACHINE)
+      f.flush()
     with contextlib.suppress(OSError):
       fcntl.flock(f, fcntl.LOCK_EX)
     os.rename(aside, path)

@@ -112,7 +112,7 @@ def work_folder(path: str, plan: dict, worker: Worker) -> Iterator[Start]:
       start = Start(place, held)
       try:
         yield start
-      except OSError:
+      except (OSError, errors.DataError):
         start.check()  # after the end it is no error that files are missing
         raise
   except _Over:

@@ -78,7 +78,9 @@ def test_a_command_is_asked_to_end_when_its_task_is_to_stop(tmp_path):
     "time.sleep(600)\n"
   )
   caller = (
-    "import sys, _thread, threading, time, os\n"
+    "import signal, sys, _thread, threading, time, os\n"
+    # A background job ignores it.
+    "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     "from tools import ray_workers\n"
     "class Lines:\n"
     "  def put(self, line): pass\n"
