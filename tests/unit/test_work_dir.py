@@ -495,3 +495,11 @@ def test_a_full_disk_can_be_freed(tmp_path, monkeypatch):
     with work_dir.work_folder(folder, {"a": 2}, work_dir.alone()):
       pass
   assert not os.path.exists(work.folder)
+
+
+def test_after_the_end_nothing_is_damaged(tmp_path):
+  """Another worker has moved what this one was about to read."""
+  path = str(tmp_path / "work")
+  with work_dir.work_folder(path, {"a": 1}, work_dir.alone()) as start:
+    start.finish()
+    raise errors.DataError("a file is gone")
