@@ -27,7 +27,6 @@ import numpy as np
 
 from common import errors, json_files, stores
 from common.console import Progress, counted
-from common.files import naming
 from data import (
   documents,
   filters,
@@ -101,16 +100,14 @@ class _Chunk(NamedTuple):
     arrays: dict[str, np.ndarray],
   ) -> None:
     """Writes the files in `scratch`, then moves all of it to its place."""
-    with naming(scratch):
-      for kind, items in texts.items():
-        with open(os.path.join(scratch, kind), "wb") as f:
-          f.writelines(item + _END for item in items)
-      for kind, array in arrays.items():
-        np.save(os.path.join(scratch, kind), array)
-    last = os.path.basename(self.done_file)
-    json_files.write(os.path.join(scratch, last), facts)
+    for kind, items in texts.items():
+      with open(os.path.join(scratch, kind), "wb") as f:
+        f.writelines(item + _END for item in items)
+    for kind, array in arrays.items():
+      np.save(os.path.join(scratch, kind), array)
+    json_files.write(leases.unfinished(scratch, self.done_file), facts)
     os.makedirs(self.path, exist_ok=True)
-    leases.deliver(scratch, self.path, last)
+    leases.deliver(scratch, self.done_file)
 
 
 def _removed(document: bytes, reason: str, other: bytes = b"") -> bytes:
@@ -149,9 +146,9 @@ def _read_pieces(task: _ReadTask, scratch: str) -> None:
     chunk = task.chunk(count - 1)
     if not os.path.exists(chunk.done_file):
       _filter_chunk(batch, task.rules, chunk, scratch)
-  last = os.path.basename(task.done_file)
-  json_files.write(os.path.join(scratch, last), {"chunks": count})
-  leases.deliver(scratch, task.folder, last)
+  facts = {"chunks": count}
+  json_files.write(leases.unfinished(scratch, task.done_file), facts)
+  leases.deliver(scratch, task.done_file)
 
 
 def _groups(pieces: list[text_files.Piece]) -> list[list[text_files.Piece]]:
@@ -254,13 +251,12 @@ def _find_recurring(task: _LinesTask, scratch: str) -> None:
     np.concatenate(hashes), return_index=True, return_counts=True
   )
   recurs = counts > task.max_documents
-  last = os.path.basename(task.done_file)
   np.savez(
-    os.path.join(scratch, last),
+    leases.unfinished(scratch, task.done_file),
     hashes=lines[recurs],
     firsts=np.concatenate(owners)[firsts[recurs]],
   )
-  leases.deliver(scratch, task.folder, last)
+  leases.deliver(scratch, task.done_file)
 
 
 @functools.lru_cache(1)
@@ -321,7 +317,7 @@ def _sign_chunk(task: _SignTask, scratch: str) -> None:
     "\n".join(filter(None, prose.sentences(lines, rules.language))).encode()
     for lines in unsplit
   ]
-  reasons = [_EMPTY * (not text) for text in texts]
+  reasons = ["" if text else _EMPTY for text in texts]
   if rules.evaluation_sets:
     ngrams = _ngrams_of(tuple(rules.evaluation_sets), rules.form)
     for i in np.flatnonzero(near_duplicates.overlaps(texts, ngrams)):
@@ -386,9 +382,8 @@ def _find_pairs(task: _PairsTask, scratch: str) -> None:
   pairs = near_duplicates.edges(
     task.signatures, task.band, task.part, task.parts, task.similarity
   )
-  last = os.path.basename(task.done_file)
-  np.save(os.path.join(scratch, last), pairs)
-  leases.deliver(scratch, task.folder, last)
+  np.save(leases.unfinished(scratch, task.done_file), pairs)
+  leases.deliver(scratch, task.done_file)
 
 
 # The corpus -------------------------------------------------------------------
@@ -574,15 +569,14 @@ def clean(
   signed = cleaning.sign(sources)
   pairs = cleaning.find_pairs(signed)
   folder = work.folder("joined")
+  path = os.path.join(folder, _SUMMARY)
 
   def join(scratch: str) -> None:
-    with naming(scratch):
-      summary = _write(scratch, sources, signed, pairs, rules)
-    json_files.write(os.path.join(scratch, _SUMMARY), summary._asdict())
-    leases.deliver(scratch, folder, _SUMMARY)
+    summary = _write(scratch, sources, signed, pairs, rules)
+    json_files.write(leases.unfinished(scratch, path), summary._asdict())
+    leases.deliver(scratch, path)
 
   def read_summary() -> Summary | None:
-    path = os.path.join(folder, _SUMMARY)
     if not os.path.exists(path):
       return None
     return Summary(**json_files.read_own(path, _REMEDY))

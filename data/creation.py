@@ -16,7 +16,6 @@ from collections.abc import Iterator
 
 import tokenization
 from common import console, errors, stores
-from common.files import naming
 from data import (
   corpus,
   leases,
@@ -315,7 +314,6 @@ class _Making:
     total = sum(stores.at(p).state()[0] for p in {t.piece.path for t in tasks})
     joined, kept = [], 0
     with (
-      naming(scratch),
       corpus.StoreWriter(scratch, loaded.vocab_size) as writer,
       console.Progress("tokenizing", total / 1e6, "MB") as bar,
     ):
@@ -326,7 +324,9 @@ class _Making:
           kept += size
         bar.at(writer.written.bytes_on_disk / 1e6)
       writer.finish(loaded, block_tokens)
-    leases.deliver(scratch, self.work.folder("store"), last=corpus.COUNTS)
+    leases.deliver(
+      scratch, os.path.join(self.work.folder("store"), corpus.COUNTS)
+    )
     for chunk in joined:
       os.unlink(chunk)
     return kept

@@ -96,8 +96,14 @@ def do(function: Callable, leases: Leases, gone: frozenset, task: Task) -> None:
       function(task, scratch)
 
 
-def deliver(scratch: str, folder: str, last: str) -> None:
-  """Moves what is in a lease to `folder`: at the end the file `last`."""
+def unfinished(scratch: str, path: str) -> str:
+  """Where a worker makes a file of its work, in its lease."""
+  return os.path.join(scratch, os.path.basename(path))
+
+
+def deliver(scratch: str, done_file: str) -> None:
+  """Moves what is in a lease to the folder of `done_file`, which goes last."""
+  folder, last = os.path.split(done_file)
   names = set(os.listdir(scratch)) - {_OWNER, last}
   for name in [*sorted(names), last]:
     os.replace(os.path.join(scratch, name), os.path.join(folder, name))

@@ -5,7 +5,6 @@ workers. It holds, shuffles and packs one block of documents at a time.
 """
 
 import dataclasses
-import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -117,11 +116,9 @@ def build_shard(task: ShardTask, scratch: str) -> None:
 
   `task.done_file` is moved last; runs in a worker.
   """
-  folder, name = os.path.split(task.path)
-  result_name = os.path.basename(task.done_file)
   documents = corpus.open_store(task.store)
   num_examples = real_tokens = masked_tokens = random_next = num_records = 0
-  with tfrecord.shard_writer(os.path.join(scratch, name)) as writer:
+  with tfrecord.shard_writer(leases.unfinished(scratch, task.path)) as writer:
     for block in range(task.num_blocks):
       examples = _block_examples(documents, block, task)
       num_examples += len(examples)
@@ -141,10 +138,9 @@ def build_shard(task: ShardTask, scratch: str) -> None:
   result = ShardResult(
     writer.info, num_examples, real_tokens, masked_tokens, random_next
   )
-  json_files.write(
-    os.path.join(scratch, result_name), dataclasses.asdict(result)
-  )
-  leases.deliver(scratch, folder, last=result_name)
+  aside = leases.unfinished(scratch, task.done_file)
+  json_files.write(aside, dataclasses.asdict(result))
+  leases.deliver(scratch, task.done_file)
 
 
 def _block_examples(

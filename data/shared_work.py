@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
-from common import errors, stores
+from common import errors, files, stores
 from data import leases, work_dir, workers
 
 T = TypeVar("T")
@@ -72,7 +72,8 @@ class SharedWork(NamedTuple):
     def result() -> T | None:
       scratch = self._take(name)
       if scratch and not read():
-        make(scratch)
+        with files.naming(scratch):
+          make(scratch)
       return read()
 
     check = (phase or self.phase(leases.do)).check
@@ -106,10 +107,10 @@ class Phase:
     )
     pool.start(take_and_do, [t for t in self._tasks if not _is_done(t)])
 
-  def wait(self, *files: str) -> None:
+  def wait(self, *paths: str) -> None:
     """Waits until one of the files is there."""
     work_dir.wait_until(
-      lambda: any(map(os.path.exists, files)), files[0], self.check
+      lambda: any(map(os.path.exists, paths)), paths[0], self.check
     )
 
   def check(self) -> None:

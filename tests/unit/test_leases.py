@@ -143,5 +143,5 @@ def test_a_worker_that_slept_changes_nothing(folder, tmp_path):
       with open(os.path.join(scratch, name), "w") as f:
         f.write(name)
   for scratch in (new, old):
-    leases.deliver(scratch, str(place), last="a.done")
+    leases.deliver(scratch, str(place / "a.done"))
     assert sorted(os.listdir(place)) == ["a", "a.done"]
