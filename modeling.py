@@ -85,7 +85,7 @@ class BertModel:
     dropout_seed: int32 or int64 [2]. Dropout is a pure function of it and of
       the call site (see `kernels.keep_mask`), or random without it.
     recompute: see `encoder.RECOMPUTE`.
-    triton: use `triton_kernels`, for batches of a known size.
+    triton: on a GPU use `triton_kernels`, for batches of a known size.
     examples_per_sequence: E. More than 1: input_mask numbers each token's
       example, from 1. A token attends to its own example only, and positions
       start at 0 in each.
@@ -119,6 +119,7 @@ class BertModel:
     if token_type_ids is None or config.type_vocab_size <= 1:
       token_type_ids = tf.zeros([batch_size, seq_length], tf.int32)
     layout = _layout(input_mask, seq_length, examples_per_sequence)
+    triton = triton and jit.on_gpu()
     groups = None
     if triton or config.global_attn_every_n_layers > 1:
       shape, packed = [batch_size, seq_length], examples_per_sequence > 1

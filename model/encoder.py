@@ -173,7 +173,7 @@ class LayerConfig:
   policy: mixed_precision.Policy = mixed_precision.FP32
   recompute: tuple = ()  # names of `RECOMPUTE`
   slices: Slices = WHOLE
-  # `triton_kernels.groups`: whole layers attend by it.
+  # `triton_kernels.groups`, if whole layers attend by it.
   groups: tuple | None = None
 
   @property

@@ -8,8 +8,7 @@
   which XLA makes several.
 
 Triton makes intermediate code of `triton_source`, for which it needs no GPU,
-and XLA compiles that with its program. Without a GPU TensorFlow's ops compute
-the same attention in blocks, so that both can be tested.
+and XLA compiles that with its program. Without a GPU a model has none of it.
 """
 
 import functools
@@ -34,7 +33,6 @@ _SIZES = (16, 32, 64, 128)  # of heads: matrix units' least, and what fits
 # Chosen by the registers that they take on Hopper, not by a measurement.
 _FORWARD = dict(QUERIES=128, KEYS=64), 8, 3
 _BACKWARD = dict(BLOCK=128, STEP=32), 8, 2
-_BLOCK = 64  # keys, without a GPU
 _NORM_WARPS = 4
 _NORM_ROWS = 16  # of a program of the gradient
 
@@ -113,9 +111,10 @@ def attention(product, bias, query_groups, key_groups, seed, *, shape):
   `bias`, float32 [3 * N * D]; groups as of `groups`; `seed` as in
   `kernels.keep_mask`.
   """
-  run = _forward_on_gpu if jit.on_gpu() else _forward
   row = tf.cast(bias, product.dtype)
-  context, log_totals = run(product, row, query_groups, key_groups, seed, shape)
+  context, log_totals = _forward(
+    product, row, query_groups, key_groups, seed, shape=shape
+  )
   return context, {"log_totals": log_totals}
 
 
@@ -128,11 +127,11 @@ def attention_gradient(
   along = tf.cast(result, tf.float32) * tf.cast(dy, tf.float32)
   along = tf.reduce_sum(tf.reshape(along, by_head), axis=-1)
   along = tf.transpose(along, [0, 2, 1])  # sum_j dy_j probs_j of each row
-  run = _backward_on_gpu if jit.on_gpu() else _backward
   row = tf.cast(bias, product.dtype)
-  d_product = run(
-    product, row, query_groups, key_groups, seed, log_totals, along, dy, shape
-  )
+  d_product = _backward(
+    product, row, query_groups, key_groups, seed, log_totals, along, dy,
+    shape=shape,
+  )  # fmt: skip
   d_bias = tf.reduce_sum(tf.cast(d_product, bias.dtype), axis=0)
   return {"product": d_product, "bias": d_bias}
 
@@ -145,19 +144,18 @@ def attend(product, bias, of_tokens, seed, *, shape, keep_prob, part):
   return attention(product, bias, *of_tokens, seed, shape=known)
 
 
-def _forward_on_gpu(*tensors_and_shape):
-  *tensors, shape = tensors_and_shape
+def _forward(*tensors, shape):
   context = [shape.batch * shape.length, shape.heads * shape.size]
   results = [(context, tensors[0].dtype), (shape.rows, tf.float32)]
   return _call_attention("attention", tensors, results, shape, *_FORWARD)
 
 
-def _backward_on_gpu(*tensors_and_shape):
-  *tensors, shape = tensors_and_shape
+def _backward(*tensors, shape):
   results = [(tensors[0].shape.as_list(), tensors[0].dtype)]
-  return _call_attention(
+  (d_product,) = _call_attention(
     "attention_gradient", tensors, results, shape, *_BACKWARD
-  )[0]
+  )
+  return d_product
 
 
 def _call_attention(name, operands, results, shape, blocks, warps, stages):
@@ -226,9 +224,10 @@ def _code(name, types, constants, warps, stages) -> str:
 
 
 @kernels.Kernel
-def _add_and_norm(
+def add_and_norm(
   x, residual, gamma, beta, seed, bias, *, keep_prob, epsilon, store
 ):
+  """`kernels.add_and_norm` of [R, H], centred and in float32."""
   rows, width = x.shape.as_list()
   column = ([rows, 1], tf.float32)
   y, mean, rstd = _call(
@@ -248,8 +247,8 @@ def _add_and_norm(
   return y, {"mean": mean, "rstd": rstd}
 
 
-@_add_and_norm.gradient
-def _add_and_norm_gradient(
+@add_and_norm.gradient
+def add_and_norm_gradient(
   x, residual, gamma, mean, rstd, seed, bias, dy, dy_2=None, *, keep_prob
 ):
   rows, width = x.shape.as_list()
@@ -283,99 +282,3 @@ def _add_and_norm_gradient(
     "beta": d_beta,
     "bias": d_bias,
   }
-
-
-def add_and_norm(*tensors, dtype, **arguments):
-  """`kernels.add_and_norm` of [R, H] in float32."""
-  if jit.on_gpu():
-    return _add_and_norm(*tensors, **arguments)
-  return kernels.add_and_norm(*tensors, dtype=dtype, **arguments)
-
-
-# Attention with TensorFlow's ops.
-
-
-def _split(heads, shape):
-  """[B, N, S, D] of queries, keys and values, which are side by side."""
-  parts = heads.shape.as_list()[-1] // (shape.heads * shape.size)
-  apart = [shape.batch, shape.length, parts, shape.heads, shape.size]
-  return tf.unstack(tf.transpose(tf.reshape(heads, apart), [2, 0, 3, 1, 4]))
-
-
-def _side_by_side(tensors, shape):
-  """[B * S, ...] of `_split`'s."""
-  joined = tf.transpose(tf.stack(tensors), [1, 3, 0, 2, 4])
-  return tf.reshape(joined, [shape.batch * shape.length, -1])
-
-
-def _blocks(shape):
-  ends = [*range(0, shape.length, _BLOCK), shape.length]
-  return [slice(*ends[i : i + 2]) for i in range(len(ends) - 1)]
-
-
-def _scores(query, key, query_groups, key_groups, shape):
-  """float32 [B, N, S, keys]"""
-  product = tf.cast(tf.matmul(query, key, transpose_b=True), tf.float32)
-  same = tf.equal(query_groups[:, :, tf.newaxis], key_groups[:, tf.newaxis])
-  bias = (1.0 - tf.cast(same, tf.float32)) * MASKED_SCORE
-  return product * shape.scale + bias[:, tf.newaxis]
-
-
-def _drops(seed, shape):
-  """A function of [B, N, S, keys] and the block of keys."""
-  if shape.keep_prob == 1.0:
-    return lambda x, block: x
-  kept = kernels.keep_mask(
-    [*shape.rows, shape.length], shape.keep_prob, seed, shape.part
-  )
-  scale = 1.0 / shape.keep_prob
-  return lambda x, block: tf.where(
-    kept[..., block], x * scale, tf.zeros_like(x)
-  )
-
-
-def _forward(product, bias, query_groups, key_groups, seed, shape):
-  heads = product + bias
-  query, keys, values = _split(heads, shape)
-  drop = _drops(seed, shape)
-  highest = tf.fill([*shape.rows, 1], tf.float32.min)
-  total = tf.zeros_like(highest)
-  output = tf.zeros([*shape.rows, shape.size])
-  for block in _blocks(shape):
-    scores = _scores(
-      query, keys[:, :, block], query_groups, key_groups[:, block], shape
-    )
-    higher = tf.maximum(highest, tf.reduce_max(scores, -1, keepdims=True))
-    probs, shrink = tf.exp(scores - higher), tf.exp(highest - higher)
-    total = total * shrink + tf.reduce_sum(probs, -1, keepdims=True)
-    probs = tf.cast(drop(probs, block), heads.dtype)
-    more = tf.matmul(probs, values[:, :, block])
-    output = output * shrink + tf.cast(more, tf.float32)
-    highest = higher
-  context = _side_by_side([tf.cast(output / total, heads.dtype)], shape)
-  return context, tf.squeeze(highest + tf.math.log(total), -1)
-
-
-def _backward(
-  product, bias, query_groups, key_groups, seed, log_totals, along, d_context,
-  shape,
-):  # fmt: skip
-  heads = product + bias
-  query, keys, values = _split(heads, shape)
-  (dy,) = _split(d_context, shape)
-  drop = _drops(seed, shape)
-  d_query, d_keys, d_values = tf.zeros([*shape.rows, shape.size]), [], []
-  for block in _blocks(shape):
-    key, value = keys[:, :, block], values[:, :, block]
-    scores = _scores(query, key, query_groups, key_groups[:, block], shape)
-    probs = tf.exp(scores - log_totals[..., tf.newaxis])
-    dropped = tf.cast(drop(probs, block), heads.dtype)
-    d_values.append(tf.matmul(dropped, dy, transpose_a=True))
-    d_probs = tf.cast(tf.matmul(dy, value, transpose_b=True), tf.float32)
-    d_scores = probs * (drop(d_probs, block) - along[..., tf.newaxis])
-    d_scores = tf.cast(d_scores * shape.scale, heads.dtype)
-    d_keys.append(tf.matmul(d_scores, query, transpose_a=True))
-    d_query += tf.cast(tf.matmul(d_scores, key), tf.float32)
-  d_query = tf.cast(d_query, heads.dtype)
-  d_keys, d_values = tf.concat(d_keys, axis=2), tf.concat(d_values, axis=2)
-  return _side_by_side([d_query, d_keys, d_values], shape)

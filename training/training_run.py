@@ -57,13 +57,9 @@ def precision_line(config, on_gpu: bool) -> str:
     way = "TensorFloat-32 (--notf32: float32)" if config.tf32 else "float32"
     parts.append(f"what is float32 is multiplied as {way}")
     parts += ["deterministic"] * config.deterministic
-  if config.triton:
+  if config.triton and on_gpu:
     and_norm = " and layer norm" if triton_kernels.norms(config) else ""
-    parts.append(
-      f"attention{and_norm} by Triton's kernels"
-      if on_gpu
-      else "attention in blocks, as --triton's kernels would on a GPU"
-    )
+    parts.append(f"attention{and_norm} by Triton's kernels")
   return "; ".join(parts)
 
 

@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 
+import attention_in_blocks
 import numpy as np
 import pytest
 import reference_numpy
@@ -805,7 +806,10 @@ def operations_more(config, recompute, mode, triton=False):
 @pytest.mark.parametrize(
   "recompute, pre_layer_norm", [((), False), ((), True), (("layer",), False)]
 )
-def test_blocks_of_attention_change_nothing(mode, recompute, pre_layer_norm):
+def test_blocks_of_attention_change_nothing(
+  mode, recompute, pre_layer_norm, monkeypatch
+):
+  attention_in_blocks.use(monkeypatch)
   config = tiny_config(0.3)
   config.pre_layer_norm = pre_layer_norm
   more = operations_more(config, recompute, mode, triton=True)

@@ -8,6 +8,7 @@ import pathlib
 import subprocess
 import types
 
+import attention_in_blocks
 import numpy as np
 import pytest
 import runs
@@ -28,8 +29,8 @@ SEED = np.array([123456789, 3987654321], np.uint32)
 
 
 @pytest.fixture
-def without_gpu(monkeypatch):
-  monkeypatch.setattr(jit, "on_gpu", lambda: False)
+def in_blocks(monkeypatch):
+  attention_in_blocks.use(monkeypatch)
 
 
 def inputs(length, packed, rng, size=D):
@@ -114,7 +115,7 @@ def assert_close(got, want):
   assert np.abs(got - want).max() < 1e-5 * np.abs(want).max()
 
 
-@pytest.mark.usefixtures("without_gpu")
+@pytest.mark.usefixtures("in_blocks")
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(
   "length, keep_prob, part",
@@ -138,8 +139,12 @@ def test_it_is_attention(packed, length, keep_prob, part):
     (512, 64, 0.9, None),
   ],
 )
-def test_programs_in_16_bits_are_near_it(length, size, keep_prob, part, dtype):
+def test_programs_in_16_bits_are_near_it(
+  length, size, keep_prob, part, dtype, monkeypatch
+):
   """By the kernels, on a GPU."""
+  if not jit.on_gpu():
+    attention_in_blocks.use(monkeypatch)
   arrays = inputs(length, True, np.random.default_rng(4), size)
   want = run(plain, arrays, length, keep_prob, part)
   got = run(flash, arrays, length, keep_prob, part, dtype=dtype, mode="layers")
@@ -175,7 +180,7 @@ def test_a_gpus_layer_norm_is_near_the_plain_one(width, keep_prob, twice):
     np.testing.assert_allclose(a, b, atol=0.02 * np.abs(b).max())
 
 
-@pytest.mark.usefixtures("without_gpu")
+@pytest.mark.usefixtures("in_blocks")
 @pytest.mark.slow
 @pytest.mark.parametrize(
   # The dropout's elements of so many heads are more than 32 bits count.
@@ -260,7 +265,7 @@ def test_what_it_cannot_do_is_refused(tmp_path, flags, words):
     runs.config((path, ""), tmp_path, dry_run=True, **{**given, **flags})
 
 
-@pytest.mark.usefixtures("without_gpu")
+@pytest.mark.usefixtures("in_blocks")
 @pytest.mark.parametrize("is_training", [False, True])
 def test_finetuning_attends_by_it_when_it_trains(is_training):
   def products(triton):
@@ -294,7 +299,7 @@ def test_the_plan_names_the_kernels(norms, words):
     deterministic=False, **{"recompute": (), **norms},
   )  # fmt: skip
   assert words in training_run.precision_line(config, on_gpu=True)
-  assert "in blocks, as" in training_run.precision_line(config, on_gpu=False)
+  assert "ttention by" not in training_run.precision_line(config, on_gpu=False)
 
 
 @pytest.fixture
