@@ -58,34 +58,30 @@ def _profile_lines(run, training: dict) -> Iterator[str]:
 
 
 def _why_it_ended(run, training: dict, step: int) -> str:
-  """The first line that applies: why it ended, and how it can continue."""
-  stage, budget = run.task.plan.stage, run.task.budget
-  minutes = budget.minutes if budget else 0.0
-  # Each takes precedence over those below it.
-  reasons = (
-    (
-      training["stopped"] and not step,
-      "stopped as asked before the first update: the same command starts it",
-    ),
-    (
-      training["stopped"],
+  """Why it ended, and how it can continue."""
+  stage, config = run.task.plan.stage, run.config
+  if training["stopped"] and not step:
+    return (
+      "stopped as asked before the first update: the same command starts it"
+    )
+  if training["stopped"]:
+    return (
       f"stopped as asked before update {step + 1:,}, saved: the same command "
-      "resumes there",
-    ),
-    (
-      training["stopped_early"],
-      f"stopped early: {run.config.early_stopping_evaluations} evaluations in "
-      "a row were no better",
-    ),
-    (not stage.is_last, f"stage {stage.number + 1} of {stage.count} ended"),
-    (
-      training["out_of_time"],
-      f"ended after --max_train_minutes={minutes:g}, at the end of its "
-      "learning rate's schedule: to train longer, start a new run",
-    ),
-    (True, run.config.how_to_continue()),
-  )
-  return next(line for applies, line in reasons if applies)
+      "resumes there"
+    )
+  if training["stopped_early"]:
+    return (
+      f"stopped early: {config.early_stopping_evaluations} evaluations in a "
+      "row were no better"
+    )
+  if not stage.is_last:
+    return f"stage {stage.number + 1} of {stage.count} ended"
+  if training["out_of_time"]:
+    return (
+      f"ended after --max_train_minutes={config.max_train_minutes:g}, at the "
+      "end of its learning rate's schedule: to train longer, start a new run"
+    )
+  return config.how_to_continue()
 
 
 def _next_steps(run, training: dict, step: int) -> Iterator[str]:

@@ -127,7 +127,6 @@ class Budget:
 
   def __init__(self, minutes: float, first: float = 0.0, last: float = 1.0):
     """From share `first` of the time to `last`."""
-    self.minutes = minutes
     self._began = 60.0 * minutes * first
     self.seconds = 60.0 * minutes * last
     self.passed = 0.0  # up to the last update
