@@ -63,6 +63,7 @@ class Setting:
   flag: str = ""  # the flag's name, if it is not the field's
   alias: str = ""  # another name, by which other commands have this flag
   read: Callable | None = None  # makes the field's value from the flag's
+  needs: str = ""  # the field without which it means nothing
 
   @property
   def required(self) -> bool:
@@ -178,11 +179,13 @@ def settings_of(kind: Any) -> Iterator[Setting]:
 
 
 def check(settings) -> None:
-  """Raises `UserError` for a value that its field does not allow."""
+  """Raises `UserError` for a value that its field or another one forbids."""
   for field, one in _declared(type(settings)):
     value = getattr(settings, field.name)
     if one is None or one.read or value is None:
       continue
+    if value and one.needs and not getattr(settings, one.needs):
+      raise UserError(f"--{one.name} needs --{one.needs}")
     if problem := one.problem(value):
       value = ",".join(value) if one.kind is tuple else value
       raise UserError(f"--{one.name}={value}: {problem}")

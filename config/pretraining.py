@@ -204,7 +204,8 @@ class RunConfig:
   eval_every_steps: int = _eval(0,
     "Updates between two evaluations while training; pre-training also "
     "evaluates before its first update. 0: only at the end, or as "
-    "--eval_every_epochs of fine-tuning says. Needs --do_eval.", low=0)
+    "--eval_every_epochs of fine-tuning says. Needs --do_eval.",
+    low=0, needs="do_eval")
   early_stopping_evaluations: int = _eval(0,
     "Evaluations in a row without a new best result after which training "
     "stops. 0: it never stops early. Needs evaluations while training.", low=0)
@@ -219,8 +220,6 @@ class RunConfig:
         "--bert_config_file is missing: give tiny, mini, base, large or a "
         "file; or give --init_checkpoint a model that has a config"
       )
-    if self.eval_every_steps and not self.do_eval:
-      raise UserError("--eval_every_steps needs --do_eval")
     # The values of --config_json have not passed the flags' own parsers.
     settings.check(self)
     self.profile  # noqa: B018, only for its error
@@ -350,10 +349,11 @@ class PretrainingConfig(RunConfig):
   dry_run_ranks: int | None = _task(None,
     "Ranks that --dry_run plans for; they need not exist. Without GPUs, the "
     "plan assumes at most one rank on each core of a host. Default: as many as "
-    "horovodrun started, or 1.", low=1)
+    "horovodrun started, or 1.", low=1, needs="dry_run")
   find_batch_size: bool = _task(False,
     "With --dry_run, try larger and larger micro-batches in child processes, "
-    "and print the --train_batch_size of the largest that fits in the memory.")
+    "and print the --train_batch_size of the largest that fits in the memory.",
+    needs="dry_run")
   config_json: str | None = _task(None,
     "DeepSpeed-style JSON file with batch sizes, optimizer, schedule and "
     "precision. A flag on the command line wins over the file; fields that "
@@ -446,13 +446,8 @@ class PretrainingConfig(RunConfig):
     super().__post_init__()
     if not (self.do_train or self.do_eval or self.dry_run):
       raise UserError("give --do_train, --do_eval or both")
-    for name, need in (
-      ("find_batch_size", "dry_run"),
-      ("dry_run_ranks", "dry_run"),
-      ("early_stopping_evaluations", "eval_every_steps"),
-    ):
-      if getattr(self, name) and not getattr(self, need):
-        raise UserError(f"--{name} needs --{need}")
+    if self.early_stopping_evaluations and not self.eval_every_steps:
+      raise UserError("--early_stopping_evaluations needs --eval_every_steps")
     for name in ("input_file", "output_dir"):
       if not (getattr(self, name) or self.dry_run):
         raise UserError(f"--{name} is missing")
