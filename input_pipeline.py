@@ -525,7 +525,10 @@ def training_batches(
 
 
 def fake_batch(shape: record_shape.RecordShape, count: int) -> dict:
-  """Random records with all predictions, always the same, as `first_batch`."""
+  """Random records with all predictions: name -> array [count, ...].
+
+  They are always the same.
+  """
   rng = np.random.default_rng(0)
   examples = [
     records.fake_features(
@@ -541,20 +544,8 @@ def fake_batch(shape: record_shape.RecordShape, count: int) -> dict:
   return {name: np.stack([e[name] for e in examples]) for name in examples[0]}
 
 
-def first_batch(source: Source, count: int, config=None) -> dict:
-  """The first `count` records: name -> array [count, ...].
-
-  `config` is for all sessions: the first one decides their threads.
-  """
-  with tf.Graph().as_default(), tf.Session(config=config) as session:
-    numbers = tf.range(count, dtype=tf.int64) % len(source.set)
-    epochs = tf.zeros_like(numbers)
-    progress = tf.zeros([count], tf.float64)
-    return session.run(source.columns(numbers, epochs, progress, seed=0))
-
-
 def fixed_micro_batch(columns: dict, accumulation: int) -> MicroBatch:
-  """A micro-batch of `first_batch`, the same in all places of an update."""
+  """A micro-batch of `fake_batch`, the same in all places of an update."""
   # No constants: TensorFlow would compute their results once, ahead of time.
   columns = {
     name: tf.placeholder_with_default(column, column.shape)

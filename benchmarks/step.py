@@ -96,6 +96,18 @@ class MatmulRate:
     return self.flops / seconds
 
 
+def first_batch(source, count: int, config=None) -> dict:
+  """The first records of an `input_pipeline.Source`: as its `fake_batch`.
+
+  `config` is for all sessions: the first one decides their threads.
+  """
+  with tf.Graph().as_default(), tf.Session(config=config) as session:
+    numbers = tf.range(count, dtype=tf.int64) % len(source.set)
+    epochs = tf.zeros_like(numbers)
+    progress = tf.zeros([count], tf.float64)
+    return session.run(source.columns(numbers, epochs, progress, seed=0))
+
+
 class Step:
   """The training step of run_pretraining.py on a batch that stays the same."""
 
@@ -133,7 +145,7 @@ class Step:
     if config.input_file:
       source = input_pipeline.open_records(config.input_file, config, self.comm)
       threads = distributed.session_config(self.comm)
-      examples = input_pipeline.first_batch(source, plan.micro_batch, threads)
+      examples = first_batch(source, plan.micro_batch, threads)
     else:
       examples = input_pipeline.fake_batch(self.shape, plan.micro_batch)
     return input_pipeline.fixed_micro_batch(examples, plan.accumulation)

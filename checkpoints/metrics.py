@@ -88,10 +88,9 @@ def best_evaluation(output_dir: str, step: int, by: BestBy) -> int | None:
 
 def evaluations_since_best(output_dir: str, step: int, by: BestBy) -> int:
   """The number of evaluations after the best, up to `step`."""
-  best = best_evaluation(output_dir, step, by)
-  if best is None:
-    return 0
-  return sum(update > best for update in _scores(output_dir, step, by))
+  scores = _scores(output_dir, step, by)
+  best = max(scores, key=scores.__getitem__, default=step)
+  return sum(update > best for update in scores)
 
 
 def _scores(output_dir: str, step: int, by: BestBy) -> dict[int, float]:

@@ -16,18 +16,6 @@ from training import divergence
 
 # Parts of the time between two reports.
 _PARTS = ("input", "step", "all_reduce", "save", "evaluation")
-# Keys that differ between runs that are otherwise equal to the last bit.
-MEASURED = frozenset(
-  (
-    "examples_per_second",
-    "tokens_per_second",
-    "model_tflops_per_second",
-    "mfu",
-    *(f"{part}_seconds" for part in _PARTS),
-    "peak_memory_mb",
-    "gpu_peak_memory_mb",
-  )
-)
 
 
 class Clock:
@@ -37,8 +25,6 @@ class Clock:
     self._started = time.monotonic()
     self._speeds: list[dict] = []  # of each report
     self._all: collections.Counter = collections.Counter()
-    # Without updates with dropped micro-batches, whose padding is unknown.
-    self._whole: collections.Counter = collections.Counter()
     self._begin()
 
   def _begin(self) -> None:
@@ -62,11 +48,11 @@ class Clock:
       "examples": float(sums["examples"]),
       "tokens": float(sums["tokens"]),
     }
+    if not update["dropped_micro_batches"]:  # else its padding is unknown
+      counts["positions"] = update["records"] * task.positions
+      counts["tokens_in_positions"] = counts["tokens"]
     self._now.update(counts)
     self._all.update(counts)
-    if not update["dropped_micro_batches"]:
-      positions = update["records"] * task.positions
-      self._whole.update(tokens=counts["tokens"], positions=positions)
 
   @contextlib.contextmanager
   def timing(self, part: str):
@@ -122,7 +108,7 @@ class Clock:
       speeds = [report[name] for report in self._speeds]
       closing[f"steady_{name}"] = statistics.median(speeds) if speeds else None
     closing["padding"] = padding(
-      self._whole["tokens"], self._whole["positions"]
+      self._all["tokens_in_positions"], self._all["positions"]
     )
     return closing
 

@@ -218,6 +218,7 @@ def record(folder):
 def pipeline(folder):
   """The same, as training reads them."""
   import input_pipeline
+  from benchmarks.step import first_batch
   from data import masking
 
   def read(given):
@@ -228,7 +229,7 @@ def pipeline(folder):
     sizes = (16, 4, vocab_size, e, masks, dynamic, dynamic)
     source = input_pipeline.Source(path, record_shape.RecordShape(*sizes))
     try:
-      return input_pipeline.first_batch(source, 2)
+      return first_batch(source, 2)
     except input_pipeline.READ_ERRORS as error:
       if explained := source.explain(np.arange(2)):
         raise explained from error

@@ -14,6 +14,7 @@ from samples import feature_values, write_packed, write_records
 import input_pipeline
 import modeling
 import tokenization
+from benchmarks.step import first_batch
 from common.tensorflow_v1 import tf
 from config import training_plan
 from data import (
@@ -318,7 +319,7 @@ def test_dynamic_masks_of_an_evaluation_stay(tmp_path):
   pattern, _ = write_packed(tmp_path, dynamic=True)
   source = dynamic_source(pattern)
   first, second = (evaluate_on(source, 7) for _ in "ab")
-  whole = input_pipeline.first_batch(source, 120)
+  whole = first_batch(source, 120)
   for a, b in zip(first, second, strict=True):
     np.testing.assert_array_equal(a.masked_lm_positions, b.masked_lm_positions)
   positions = np.concatenate([b.masked_lm_positions for b in first])[:120]
