@@ -95,7 +95,7 @@ class _Document:
     found, ids = self._recurring, self._word_ids
     for shorter in range(len(found), size):
       places, numbers = found[-1]
-      inner = np.searchsorted(places, len(ids) - shorter)
+      inner = places.searchsorted(len(ids) - shorter)
       places, numbers = places[:inner], numbers[:inner]
       found.append(_twice(places, numbers * len(ids) + ids[places + shorter]))
     return found[size - 1]
@@ -108,13 +108,13 @@ def _twice(places: np.ndarray, keys: np.ndarray) -> tuple:
   """(places, numbers below that of keys) of the keys that are there twice."""
   if not len(keys):
     return places, keys
-  order = np.argsort(keys, kind="stable")
+  order = keys.argsort()
   ordered = keys[order]
   is_new = np.ones(len(keys) + 1, bool)
   np.not_equal(ordered[1:], ordered[:-1], out=is_new[1:-1])
   again = order[~(is_new[:-1] & is_new[1:])]
   numbers = np.empty_like(keys)
-  numbers[order] = np.cumsum(is_new[:-1]) - 1
+  numbers[order] = is_new[:-1].cumsum() - 1
   again.sort()
   return places[again], numbers[again]
 
