@@ -99,7 +99,7 @@ class _Chunk(NamedTuple):
     texts: dict[str, Sequence[bytes]],
     arrays: dict[str, np.ndarray],
   ) -> None:
-    """Writes the files in `scratch`, then moves all of it to its place."""
+    """Writes the files in `scratch`, to be delivered."""
     for kind, items in texts.items():
       with open(os.path.join(scratch, kind), "wb") as f:
         f.writelines(item + _END for item in items)
@@ -107,7 +107,6 @@ class _Chunk(NamedTuple):
       np.save(os.path.join(scratch, kind), array)
     json_files.write(leases.unfinished(scratch, self.done_file), facts)
     os.makedirs(self.path, exist_ok=True)
-    leases.deliver(scratch, self.done_file)
 
 
 def _removed(document: bytes, reason: str, other: bytes = b"") -> bytes:
@@ -148,7 +147,6 @@ def _read_pieces(task: _ReadTask, scratch: str) -> None:
       _filter_chunk(batch, task.rules, chunk, scratch)
   facts = {"chunks": count}
   json_files.write(leases.unfinished(scratch, task.done_file), facts)
-  leases.deliver(scratch, task.done_file)
 
 
 def _groups(pieces: list[text_files.Piece]) -> list[list[text_files.Piece]]:
@@ -188,7 +186,7 @@ def _filter_chunk(
   texts: list[bytes] = []
   removed: list[bytes] = []
   line_hashes: list[bytes] = []
-  line_documents: list[int] = []  # that have them, numbered in the chunk
+  line_documents: list[int] = []  # where they are, numbered in the chunk
   counts = filters.Counts()
   for document in batch:
     name = " ".join(document.id.split()).encode()
@@ -196,12 +194,13 @@ def _filter_chunk(
     if reason:
       removed.append(_removed(name, f"filter {reason}"))
       continue
+    text = "\n".join(lines).encode()
     if rules.max_line_documents:
-      hashes = {_line_hash(line) for line in lines if line}
+      hashes = list(map(_line_hash, text.split(b"\n")))
       line_hashes += hashes
       line_documents += [len(ids)] * len(hashes)
     ids.append(name)
-    texts.append("\n".join(lines).encode())
+    texts.append(text)
   chunk.save(
     scratch,
     {
@@ -213,13 +212,14 @@ def _filter_chunk(
     {"ids": ids, "text": texts, "removed": removed},
     {
       "line_hashes": np.frombuffer(b"".join(line_hashes), np.uint64),
-      "line_documents": np.array(line_documents, np.int64),
+      "line_documents": np.array(line_documents, np.uint64),
     },
   )
+  leases.deliver(scratch, chunk.done_file)
 
 
-def _line_hash(line: str) -> bytes:
-  return hashlib.blake2b(line.encode(), digest_size=8).digest()
+def _line_hash(line: bytes) -> bytes:
+  return hashlib.blake2b(line, digest_size=8).digest()
 
 
 # Lines that recur -------------------------------------------------------------
@@ -240,23 +240,26 @@ class _LinesTask:
 
 def _find_recurring(task: _LinesTask, scratch: str) -> None:
   """Finds the lines of more than `max_documents`, and their first documents."""
-  hashes, owners, first = [], [], 0
+  blank = np.frombuffer(_line_hash(b""), np.uint64)
+  parts, first = [], 0
   for chunk in task.chunks:
-    values = chunk.array("line_hashes")
-    is_ours = values % task.parts == task.part
-    hashes.append(values[is_ours])
-    owners.append(first + chunk.array("line_documents")[is_ours])
+    hashes, owners = chunk.array("line_hashes"), chunk.array("line_documents")
+    is_ours = (hashes % task.parts == task.part) & (hashes != blank)
+    parts.append(np.stack([hashes, owners + np.uint64(first)])[:, is_ours])
     first += chunk.facts()["documents"]
-  lines, firsts, counts = np.unique(
-    np.concatenate(hashes), return_index=True, return_counts=True
+  lines = np.concatenate(parts, axis=1)
+  lines = lines[:, np.argsort(lines[0], kind="stable")]
+  # A document counts once for each of its lines.
+  hashes, owners = lines[:, near_duplicates.differs(lines)]
+  hashes, firsts, counts = np.unique(
+    hashes, return_index=True, return_counts=True
   )
   recurs = counts > task.max_documents
   np.savez(
     leases.unfinished(scratch, task.done_file),
-    hashes=lines[recurs],
-    firsts=np.concatenate(owners)[firsts[recurs]],
+    hashes=hashes[recurs],
+    firsts=owners[firsts[recurs]],
   )
-  leases.deliver(scratch, task.done_file)
 
 
 @functools.lru_cache(1)
@@ -272,17 +275,14 @@ def _recurring(files: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _without_recurring(
-  texts: list[list[str]], first: int, files: tuple[str, ...]
+  texts: list[list[str]], task: "_SignTask"
 ) -> list[list[str]]:
-  """Leaves a line that recurs to its first document; `first` numbers them."""
-  known, keepers = _recurring(files)
+  """Leaves a line that recurs to its first document."""
+  known, keepers = _recurring(task.recurring)
   if not len(known):
     return texts
-  lengths = list(map(len, texts))
-  hashes = np.frombuffer(
-    b"".join(_line_hash(line) for lines in texts for line in lines), np.uint64
-  )
-  owners = np.repeat(np.arange(first, first + len(texts)), lengths)
+  hashes = task.source.array("line_hashes")
+  owners = task.source.array("line_documents") + np.uint64(task.first)
   places = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
   stays = (known[places] != hashes) | (keepers[places] == owners)
   rest = iter(stays.tolist())
@@ -311,7 +311,7 @@ def _sign_chunk(task: _SignTask, scratch: str) -> None:
   unsplit = [text.decode().split("\n") for text in task.source.texts("text")]
   lines_before = sum(map(len, unsplit))
   if task.recurring:
-    unsplit = _without_recurring(unsplit, task.first, task.recurring)
+    unsplit = _without_recurring(unsplit, task)
   lines_removed = lines_before - sum(map(len, unsplit))
   texts = [
     "\n".join(filter(None, prose.sentences(lines, rules.language))).encode()
@@ -383,7 +383,6 @@ def _find_pairs(task: _PairsTask, scratch: str) -> None:
     task.signatures, task.band, task.part, task.parts, task.similarity
   )
   np.save(leases.unfinished(scratch, task.done_file), pairs)
-  leases.deliver(scratch, task.done_file)
 
 
 # The corpus -------------------------------------------------------------------

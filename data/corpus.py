@@ -16,7 +16,7 @@ import numpy as np
 
 import tokenization
 from common import errors, files, json_files
-from data import instances, text_files
+from data import instances, leases, text_files
 from data.text_files import Batch, Piece, TextFormat
 from text_encoders import letters_of
 
@@ -92,7 +92,7 @@ def tokenize_piece(task: PieceTask, scratch: str) -> None:
       aside = os.path.join(scratch, "chunk")
       _tokenize_chunk(chunk, task, aside)
       os.replace(aside, path)
-  open(task.done_file, "wb").close()
+  open(leases.unfinished(scratch, task.done_file), "wb").close()
 
 
 def _chunks(batches: Iterable[Batch]) -> Iterator[list[Batch]]:

@@ -86,7 +86,10 @@ class Leases(NamedTuple):
 
 
 def do(function: Callable, leases: Leases, gone: frozenset, task: Task) -> None:
-  """Calls function(task, folder of its lease), if the task is still free."""
+  """Calls function(task, folder of its lease), if the task is still free.
+
+  What it leaves in that folder is delivered beside `task.done_file`.
+  """
   name = os.path.basename(task.done_file)
   if os.path.exists(task.done_file):
     return
@@ -94,6 +97,7 @@ def do(function: Callable, leases: Leases, gone: frozenset, task: Task) -> None:
   if scratch and not os.path.exists(task.done_file):
     with files.naming(scratch):
       function(task, scratch)
+      deliver(scratch, task.done_file)
 
 
 def unfinished(scratch: str, path: str) -> str:

@@ -182,7 +182,7 @@ def _shingle_sets(texts: Sequence[bytes]) -> Ragged:
   half = np.uint64(32)
   owners = np.repeat(np.arange(len(texts), dtype=np.uint64), np.diff(offsets))
   pairs = np.sort(owners << half | hashes >> half)
-  pairs = pairs[_differs(pairs[np.newaxis])]
+  pairs = pairs[differs(pairs[np.newaxis])]
   bounds = np.arange(len(texts) + 1, dtype=np.uint64) << half
   return Ragged(pairs.astype(_SHINGLE_TYPE), np.searchsorted(pairs, bounds))
 
@@ -232,7 +232,7 @@ def edges(
   if (1 - threshold**ROWS) ** band <= _MISSED:  # by the bands before this one
     return np.zeros((0, 2), np.int64)
   found = _read_part(folders, band, part, parts)
-  is_new_key, is_new_set = _differs(found[:1]), _differs(found[:3])
+  is_new_key, is_new_set = differs(found[:1]), differs(found[:3])
   numbers = found[3].astype(np.int64)
   firsts = numbers[is_new_set][np.cumsum(is_new_set) - 1]
   copies = np.stack([firsts, numbers], axis=1)[~is_new_set]
@@ -271,7 +271,7 @@ def _read_part(
   return found[:, np.lexsort(found[::-1])]
 
 
-def _differs(rows: np.ndarray) -> np.ndarray:
+def differs(rows: np.ndarray) -> np.ndarray:
   """bool [m]: which columns of [k, m] differ from the one before; 0 does."""
   differs = np.ones(rows.shape[1], bool)
   differs[1:] = (rows[:, 1:] != rows[:, :-1]).any(axis=0)

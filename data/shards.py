@@ -112,10 +112,7 @@ def _rows(
 
 
 def build_shard(task: ShardTask, scratch: str) -> None:
-  """Makes one shard in the folder `scratch`, then moves it to its place.
-
-  `task.done_file` is moved last; runs in a worker.
-  """
+  """Makes one shard in the folder `scratch`; runs in a worker."""
   documents = corpus.open_store(task.store)
   num_examples = real_tokens = masked_tokens = random_next = num_records = 0
   with tfrecord.shard_writer(leases.unfinished(scratch, task.path)) as writer:
@@ -140,7 +137,6 @@ def build_shard(task: ShardTask, scratch: str) -> None:
   )
   aside = leases.unfinished(scratch, task.done_file)
   json_files.write(aside, dataclasses.asdict(result))
-  leases.deliver(scratch, task.done_file)
 
 
 def _block_examples(

@@ -241,7 +241,8 @@ def _differences(plan: dict, other: dict) -> str:
 
 def _clear(place: str) -> None:
   """Deletes the work of a start, which vanishes at once."""
-  for name in (_WORK, leases.LEASES):
+  # The leases first: without them nobody makes again what has gone.
+  for name in (leases.LEASES, _WORK):
     _delete(os.path.join(place, name))
 
 

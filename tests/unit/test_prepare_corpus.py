@@ -250,6 +250,19 @@ def test_what_is_removed(tmp_path, mixed):
   assert "10 documents removed: near-duplicate" in report
 
 
+def test_lines_count_once_in_a_document(tmp_path):
+  texts = [f"{prose_of(seed)}\n\nOf five." for seed in range(30)]
+  texts[5:] = [text.removesuffix("\n\nOf five.") for text in texts[5:]]
+  texts[7] += "\n\nOf one." * 6
+  lines = [json.dumps({"text": text}) for text in texts]
+  (tmp_path / "a.jsonl").write_text("\n".join(lines))
+  files, _ = prepare(
+    tmp_path, corpus=f"{tmp_path}/a.jsonl", max_line_documents=5
+  )
+  sentences = [s for path in files for d in documents_in(path) for s in d]
+  assert sentences.count("Of five.") == 5 and sentences.count("Of one.") == 6
+
+
 def test_duplicates_that_stay_are_on_one_side(tmp_path, mixed):
   files, _ = prepare(tmp_path, keep_duplicates=True, **mixed)
   train, heldout = (
