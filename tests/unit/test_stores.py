@@ -8,6 +8,8 @@ import json
 import multiprocessing
 import os
 import re
+import signal
+import subprocess
 import sys
 import threading
 
@@ -19,9 +21,18 @@ from samples import contents, create, feature_values, write_documents
 
 from common import input_files, stores
 from common.errors import DataError, UserError
-from data import documents, record_shape, records, text_files, tfrecord
+from data import (
+  documents,
+  launchers,
+  record_shape,
+  records,
+  text_files,
+  tfrecord,
+  tokenizer_files,
+)
 from data.documents import DocumentFormat
 from data.shared_work import Inputs
+from tools import prepare_corpus
 
 
 @pytest.fixture(autouse=True)
@@ -376,6 +387,80 @@ def test_workers_write_to_a_store(tmp_path, letters):
   )
   assert re.match("file://.*/new/train.manifest.json", summary.manifest_path)
   assert contents(tmp_path / "new") == contents(tmp_path / "out")
+
+
+# A corpus ---------------------------------------------------------------------
+
+
+def prepare(texts, place):
+  prepare_corpus.prepare(
+    prepare_corpus.CorpusSettings(
+      output_dir=place,
+      corpus=texts,
+      heldout_fraction=0.2,
+      language="fr",
+      workers=launchers.WorkerSettings(num_workers=1),
+    )
+  )
+
+
+def test_a_corpus_in_a_store(tmp_path, flaky, cache):
+  text = tmp_path / "a.txt"
+  write_documents(text, 60)
+  prepare(str(text), str(tmp_path / "disk"))
+  want = contents(tmp_path / "disk")
+  assert "train.txt.tokenizer_config.json" in want
+  url = "flaky://made"
+  there = lambda: {
+    os.path.basename(name): file.getvalue()
+    for name, file in Flaky.store.items()
+  }
+  size = len(want["report.html"]) + len(want["train.txt"])
+  for left in (0, size - 1, size):
+    Flaky.left = left
+    with pytest.raises(UserError, match=r"flaky://made/.*: ConnectionReset"):
+      prepare(str(text), url)
+    assert there() == {name: want[name] for name in there()} != want
+  Flaky.left = sys.maxsize
+  prepare(str(text), url)
+  assert there() == want and not list(cache.glob("*.unfinished"))
+  # What reads the text finds its case there.
+  assert tokenizer_files.own_case(f"{url}/train.txt") is False
+
+
+_KILLED = """
+import os, shutil, signal, sys
+def die(source, place, _):
+  place.write(source.read(100))
+  place.flush()
+  if hasattr(source, "name"):  # it is no report
+    os.kill(os.getpid(), signal.SIGKILL)
+  place.write(source.read())
+shutil.copyfileobj = die
+from common.settings import run_with
+from tools import prepare_corpus
+run_with(prepare_corpus.CorpusSettings, prepare_corpus.main)
+"""
+
+
+def test_a_kill_in_the_middle_of_an_upload(tmp_path):
+  text, made = tmp_path / "a.txt", tmp_path / "made"
+  write_documents(text, 60)
+  made.mkdir()
+  url = f"file://{made}"
+  flags = [f"--corpus={text}", f"--output_dir={url}", "--language=fr"]
+  flags += ["--heldout_fraction=0.2", "--num_workers=1"]
+  killed = subprocess.run(
+    [sys.executable, "-c", _KILLED, *flags], timeout=runs.HANG_SECONDS
+  )
+  assert killed.returncode == -signal.SIGKILL
+  assert [path.name for path in made.iterdir()] == ["report.html"]
+  prepare(str(text), url)
+  prepare(str(text), str(tmp_path / "disk"))
+  assert contents(made) == contents(tmp_path / "disk")
+
+
+# A run ------------------------------------------------------------------------
 
 
 @pytest.mark.slow
