@@ -228,14 +228,10 @@ def _line_hash(line: bytes) -> bytes:
 @dataclasses.dataclass(frozen=True)
 class _LinesTask:
   chunks: list[_Chunk]
-  folder: str
+  done_file: str
   part: int
   parts: int
   max_documents: int
-
-  @property
-  def done_file(self) -> str:
-    return os.path.join(self.folder, f"lines-{self.part:04d}.npz")
 
 
 def _find_recurring(task: _LinesTask, scratch: str) -> None:
@@ -365,17 +361,11 @@ def _ngrams_of(
 @dataclasses.dataclass(frozen=True)
 class _PairsTask:
   signatures: list[str]  # the folders of all chunks
-  folder: str
+  done_file: str
   band: int
   part: int
   parts: int
   similarity: float
-
-  @property
-  def done_file(self) -> str:
-    return os.path.join(
-      self.folder, f"pairs-{self.band:02d}-{self.part:04d}.npy"
-    )
 
 
 def _find_pairs(task: _PairsTask, scratch: str) -> None:
@@ -530,7 +520,8 @@ class _Cleaning:
     parts = 1 + lines // _PART_HASHES
     folder = self.work.folder("lines")
     tasks = [
-      _LinesTask(sources, folder, part, parts, most) for part in range(parts)
+      _LinesTask(sources, f"{folder}/lines-{part:04d}.npz", part, parts, most)
+      for part in range(parts)
     ]
     self._run(_find_recurring, tasks, "lines that recur")
     return tuple(task.done_file for task in tasks)
@@ -542,7 +533,14 @@ class _Cleaning:
     parts = 1 + number // _PART_HASHES
     paths = [chunk.path for chunk in signed]
     tasks = [
-      _PairsTask(paths, folder, band, part, parts, self.rules.similarity)
+      _PairsTask(
+        paths,
+        f"{folder}/pairs-{band:02d}-{part:04d}.npy",
+        band,
+        part,
+        parts,
+        self.rules.similarity,
+      )
       for band in range(near_duplicates.BANDS)
       for part in range(parts)
     ]
