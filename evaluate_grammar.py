@@ -155,7 +155,10 @@ def _about(pairs, sentences, source: model_source.Source) -> list[str]:
 def evaluate(settings: Settings, name: str, comm) -> None:
   """Scores the pairs by the model `name`; rank 0 prints and writes results."""
   pairs = minimal_pairs.read(settings.pairs, settings.sample)
-  source = model_source.find(name, settings.given)
+  source = None
+  if comm.is_root:
+    source = model_source.find(name, settings.given)
+  source = comm.from_root(source)
   output, encoder = settings.output, source.tokenizer()
   is_run = os.path.exists(os.path.join(source.folder, description.RUN_FILE))
   if output is None and is_run and os.access(source.folder, os.W_OK):
@@ -197,7 +200,8 @@ def main(settings: Settings, name: str) -> None:
   """Evaluates on all ranks."""
   # What is missing is told before TensorFlow takes its time.
   records.expand_patterns(settings.pairs)
-  model_source.find(name, settings.given)
+  if not distributed.started()[0]:
+    model_source.find(name, settings.given)
   try:
     evaluate(settings, name, distributed.init())
   except tf.errors.OpError as e:

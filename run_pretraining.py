@@ -273,14 +273,20 @@ def pretrain_stage(
 
 def main(_) -> None:
   """Pre-trains, or makes a --dry_run, with the flags' settings."""
-  config, lines = run_settings.configured(PretrainingConfig, flags.FLAGS)
-  if config.do_eval and config.eval_input_file:
-    records.expand_patterns(config.eval_input_file)  # an error at once
-  if config.dry_run:
-    dry_run.run(config, training_step, lines)
+  given = flags.FLAGS
+
+  def configure():
+    config, lines = run_settings.configured(PretrainingConfig, given)
+    if config.do_eval and config.eval_input_file:
+      records.expand_patterns(config.eval_input_file)  # an error at once
+    return config, lines
+
+  if given.dry_run:
+    dry_run.run(configure, training_step)
   else:
-    job = functools.partial(pretrain, config)
-    training_run.start(config, job, config.tensor_parallel, lines)
+    training_run.start(
+      configure, pretrain, given.num_threads, given.tensor_parallel
+    )
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from checkpoints import checkpoint_files, checkpointing, description, metrics
 from checkpoints.checkpoint_files import Checkpoint, CheckpointFiles
 from common.errors import UserError
 from config import training_plan
-from gradients import distributed
 
 _STATE = "training_state/stage"
 # What a stage that has begun may change.
@@ -21,10 +20,8 @@ def stage(config, comm, snapshot=None) -> training_plan.Stage:
 
   Raises `UserError` if the stages up to this one were others.
   """
-  start = [0] * len(checkpointing.STAGE)
-  if comm.is_root:
-    start = _newest_start(config, snapshot) or start
-  start = comm.from_root(start)
+  start = _newest_start(config, snapshot) if comm.is_root else None
+  start = comm.from_root(start) or [0] * len(checkpointing.STAGE)
   return training_plan.Stage(
     **dict(zip(checkpointing.STAGE, start, strict=True))
   )
@@ -63,8 +60,7 @@ def cooldown(named: str, output_dir: str) -> str:
   is of the part of its run with a constant rate.
   """
   named = checkpoint_files.prefix_of(os.path.normpath(named))
-  # A rank that joins an elastic run may find no checkpoint yet.
-  if checkpoint_files.has_begun(output_dir) or distributed.is_elastic():
+  if checkpoint_files.has_begun(output_dir):
     if begun := description.read(output_dir).training:
       kept = begun["flags"].get("cooldown_from")
       if kept and named == os.path.dirname(kept):

@@ -322,9 +322,8 @@ def _evaluator(task: FinetuningTask, config, comm) -> Evaluator:
     loss = (outputs.pop("losses") * weights).sum() / weights.sum()
     results = {"loss": float(loss), **task.results(source, outputs)}
     # To the last bit all ranks have the same numbers.
-    values = comm.from_root([*results.values()])
+    results = comm.from_root(results)
     watchdog.resume()
-    results = dict(zip(results, values, strict=True))
     return {**results, "examples": len(source.examples)}
 
   def headline(results):

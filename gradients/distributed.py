@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import itertools
 import os
+import pickle
 import re
 from collections.abc import Sequence
 
@@ -131,8 +132,11 @@ class Comm:
     return np.asarray(values)[None]
 
   def from_root(self, value):
-    """Rank 0's number or list; other ranks give one of its type and length."""
-    return self.gather(np.asarray(value))[0].tolist()
+    """Rank 0's value, of any type; what other ranks give does not count."""
+    content = pickle.dumps(value) if self.is_root else b""
+    length = int(self.gather(np.array([len(content)]))[0, 0])
+    padded = np.frombuffer(content.ljust(length), np.uint8)
+    return pickle.loads(self.gather(padded)[0].tobytes())
 
   def hosts_changed(self) -> bool:
     """Whether this rank heard, since it joined, that hosts came or went."""

@@ -1,7 +1,6 @@
 """The settings of a run: its flags, and what its files or its model say."""
 
 import dataclasses
-import functools
 import os
 from typing import Any, NamedTuple
 
@@ -20,7 +19,6 @@ from config.pretraining import (
 )
 from data import records, tokenizer_files
 from finetuning import finetune, task_file
-from gradients import distributed
 from interop import model_source
 from interop.model_source import Given
 from model.bert_config import BertConfig
@@ -72,10 +70,16 @@ def configured(kind: type, flags) -> tuple[Any, list[str]]:
 
 def fine_tune(kind: type, task: type, flags) -> None:
   """The command of a script for a `FinetuningTask` and its config's class."""
-  config, lines = configured(kind, flags)
-  config.check_files()
-  job = functools.partial(finetune.finetune, task(config))
-  training_run.start(config, job, lines=lines)
+
+  def configure():
+    config, lines = configured(kind, flags)
+    config.check_files()
+    return config, lines
+
+  def job(config, *world):
+    return finetune.finetune(task(config), *world)
+
+  training_run.start(configure, job, flags.num_threads)
 
 
 def _origin(run: str, given: dict) -> tuple[Origin, dict, list[str]]:
@@ -121,13 +125,10 @@ def _initial(init: str, run: str, resumes: bool) -> tuple[str, list[str]]:
   """The name of the checkpoint of --init_checkpoint, and lines about it."""
   if not os.path.isdir(init):
     init = checkpoint_files.prefix_of(init)
-    if not resumes and distributed.started()[0] == 0:  # it alone reads it
+    if not resumes:
       model_source.locate(init)
     return init, []
-  began = None
-  # A rank that joins an elastic run may find no checkpoint yet.
-  if run and (resumes or distributed.is_elastic()):
-    began = description.read(run).training
+  began = description.read(run).training if resumes else None
   path = (began and began["flags"].get("init_checkpoint")) or ""
   inside = path == init or path.startswith(os.path.join(init, ""))
   if resumes:  # from a checkpoint of its own

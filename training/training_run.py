@@ -4,7 +4,8 @@ import contextlib
 import os
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -31,21 +32,36 @@ from xla_patches import jit
 
 
 def start(
-  config, job: Callable, tensor_parallel: int = 1, lines: Sequence[str] = ()
+  configure: Callable[[], tuple[Any, list[str]]],
+  job: Callable,
+  num_threads: int,
+  tensor_parallel: int = 1,
 ) -> None:
   """Joins the ranks, runs `job`, and ends the program if a signal stopped it.
 
-  `job`: (comm, snapshot=None, signals=None) -> result of `run`. Rank 0 prints
-  `lines` first.
+  `configure` makes the config and lines for the log. Rank 0 alone calls it: a
+  moment later another checkpoint may be a folder's newest. `job`: (config,
+  comm, snapshot=None, signals=None) -> result of `run`.
   """
-  services.check_installed(config.report_to)
-  comm = distributed.init(config.num_threads, tensor_parallel)
+  rank, _ = distributed.started()
+  config, lines = None, []
+  if not rank:
+    config, lines = configure()
+    services.check_installed(config.report_to)
+  comm = distributed.init(num_threads, tensor_parallel)
   say(comm, *lines)
-  if comm.elastic:
-    check_elastic(config, tensor_parallel)
-    result = elastic.run(job, comm)
-  else:
-    result = job(comm)
+
+  def world(comm, *state):
+    nonlocal config
+    comm.check_equal("a flag", "\n".join(sys.argv[1:]))
+    if comm.is_root and not config:  # the first rank 0 was lost at once
+      config, _ = configure()
+    config = comm.from_root(config)
+    if comm.elastic:
+      check_elastic(config, tensor_parallel)
+    return job(config, comm, *state)
+
+  result = elastic.run(world, comm) if comm.elastic else world(comm)
   if result["training"] and result["training"]["stopped"]:
     sys.exit(STOPPED_STATUS)
 
@@ -233,8 +249,8 @@ def _conclude(run: train_loop.Run, step: int) -> tuple:
     results = run.evaluate(session, step, None, watchdog, log=bool(run.task))
   watchdog.pause()
   if run.config.ends_with_best:
-    best = run.comm.from_root(run.best_saved(step) or 0)
-    if best not in (0, step):
+    best = run.comm.from_root(run.best_saved(step))
+    if best not in (None, step):
       run.checkpointer.restore.weights(session, best)
       say(run.comm, f"the best by evaluation is update {best:,}")
       step = best

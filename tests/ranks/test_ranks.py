@@ -3,6 +3,7 @@
 lockstep/ has the equivalence of two ranks and one.
 """
 
+import os
 import textwrap
 
 import numpy as np
@@ -71,6 +72,47 @@ def test_two_ranks_stopped_by_a_signal_resume_bit_for_bit(tiny_run, tmp_path):
   want = runs.weights(whole)
   for name, value in runs.weights(stopped).items():
     np.testing.assert_array_equal(value, want[name], err_msg=name)
+
+
+CHOOSES = f"""
+import sys
+sys.path.append({os.path.dirname(runs.__file__)!r})
+import runs
+from checkpoints import checkpoint_files
+from interop import model_source
+
+locate = model_source.locate
+chosen = os.path.abspath(__file__) + ".chosen"
+
+def locate_late(folder):
+  while os.environ["HOROVOD_RANK"] == "1" and not os.path.exists(chosen):
+    time.sleep(0.1)
+  choice = locate(folder)
+  files = checkpoint_files.CheckpointFiles(folder, keep=1)
+  files.write(30, runs.weights(folder))
+  files.wait()
+  open(chosen, "w").close()
+  return choice
+
+model_source.locate = locate_late
+"""
+
+
+@pytest.mark.slow
+def test_rank_0_chooses_the_checkpoint_of_a_run_that_goes_on(
+  tiny_run, tmp_path
+):
+  """Update 30 of it is there, and 20 is not, before rank 1 could choose."""
+  first, run = tmp_path / "first", tmp_path / "run"
+  runs.trained(tiny_run, first)
+  script = runs.patched(tmp_path / "late.py", CHOOSES)
+  arguments = runs.arguments(tiny_run, run)[1:]
+  flags = ["--train_batch_size=6", "--xla=off", f"--init_checkpoint={first}"]
+  process = runs.launch([script, *arguments, *flags], ranks=2)
+  assert process.returncode == 0, process.stderr[-3000:]
+  assert f"initialised from {first}/model.ckpt-20\n" in process.stderr
+  started = runs.read_json(run, "run.json")["runs"][0]["flags"]
+  assert started["init_checkpoint"] == f"{first}/model.ckpt-20"
 
 
 BY_THE_CLOCK = """
