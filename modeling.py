@@ -29,6 +29,7 @@ from model.encoder import (
   encoder_layers,
   transformer_model,
 )
+from model.kernels import gelu
 from model.layers import (
   Norm,
   assert_rank,
@@ -36,7 +37,6 @@ from model.layers import (
   dense,
   dropout,
   gather_indexes,
-  gelu,
   get_activation,
   get_shape_list,
   hashed_seed,

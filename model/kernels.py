@@ -215,7 +215,7 @@ def add_bias_gradient(bias, dy):
 
 
 @Kernel
-def gelu(x, bias=None, *, dtype):
+def gelu(x, bias=None, *, dtype=tf.float32):
   """GELU's tanh approximation, https://arxiv.org/abs/1606.08415, of x + bias.
 
   It computes in `dtype`.
@@ -226,7 +226,7 @@ def gelu(x, bias=None, *, dtype):
 
 
 @gelu.gradient
-def gelu_gradient(x, dy, bias=None, *, dtype):
+def gelu_gradient(x, dy, bias=None, *, dtype=tf.float32):
   wide = _biased(x, bias, dtype)
   if dtype == tf.float16:  # beyond, the slope is 0, and the square overflows
     wide = tf.clip_by_value(wide, -16.0, 16.0)
@@ -238,14 +238,14 @@ def gelu_gradient(x, dy, bias=None, *, dtype):
 
 
 @Kernel
-def gelu_erf(x, bias=None, *, dtype):
+def gelu_erf(x, bias=None, *, dtype=tf.float32):
   """Exact GELU, z (1 + erf(z / sqrt(2))) / 2 of z = x + bias, as above."""
   wide = _biased(x, bias, dtype)
   return tf.cast(wide * _normal_cdf(wide), x.dtype)
 
 
 @gelu_erf.gradient
-def gelu_erf_gradient(x, dy, bias=None, *, dtype):
+def gelu_erf_gradient(x, dy, bias=None, *, dtype=tf.float32):
   wide = _biased(x, bias, dtype)
   density = tf.exp(-0.5 * tf.square(wide)) * (1.0 / math.sqrt(2.0 * math.pi))
   slope = _normal_cdf(wide) + wide * density
@@ -257,14 +257,17 @@ def _normal_cdf(x):
 
 
 @Kernel
-def silu(x, bias=None, *, dtype):
-  """z * sigmoid(z) of z = x + bias, as above."""
+def silu(x, bias=None, *, dtype=tf.float32):
+  """z * sigmoid(z) of z = x + bias, as above.
+
+  https://arxiv.org/abs/1702.03118
+  """
   wide = _biased(x, bias, dtype)
   return tf.cast(wide * tf.sigmoid(wide), x.dtype)
 
 
 @silu.gradient
-def silu_gradient(x, dy, bias=None, *, dtype):
+def silu_gradient(x, dy, bias=None, *, dtype=tf.float32):
   wide = _biased(x, bias, dtype)
   gate = tf.sigmoid(wide)
   slope = gate * (1.0 + wide * (1.0 - gate))

@@ -65,33 +65,14 @@ def dropout_arguments(dropout_prob, seed):
   return seed, 1.0 - dropout_prob
 
 
-def gelu(x, dtype=tf.float32):
-  """GELU by its tanh approximation, computed in `dtype`."""
-  return kernels.gelu(x, dtype=dtype)
-
-
-def gelu_erf(x, dtype=tf.float32):
-  """GELU itself, computed in `dtype`."""
-  return kernels.gelu_erf(x, dtype=dtype)
-
-
-def silu(x, dtype=tf.float32):
-  """x * sigmoid(x), https://arxiv.org/abs/1702.03118, computed in `dtype`."""
-  return kernels.silu(x, dtype=dtype)
-
-
-# Activations that add the bias before them themselves.
-_BIASED = {gelu: kernels.gelu, gelu_erf: kernels.gelu_erf, silu: kernels.silu}
-
-
 def activated(tensor, bias, activation, dtype):
   """`activation`, of `get_activation`, of tensor + bias, in the tensor's type.
 
   It is computed in `dtype`. The bias may be None.
   """
   function = get_activation(activation)
-  if function in _BIASED:
-    return _BIASED[function](tensor, bias, dtype=dtype)
+  if isinstance(function, kernels.Kernel):  # adds the bias itself
+    return function(tensor, bias, dtype=dtype)
   if bias is not None:
     tensor = kernels.add_bias(tensor, bias)
   if function is None:
@@ -106,7 +87,10 @@ def get_activation(activation_string):
   """
   if not isinstance(activation_string, str):
     return activation_string
-  known = (None, None, tf.nn.relu, gelu, tf.tanh, gelu_erf, silu)
+  known = (
+    None, None, tf.nn.relu, kernels.gelu, tf.tanh, kernels.gelu_erf,
+    kernels.silu,
+  )  # fmt: skip
   functions = dict(zip(ACTIVATION_NAMES, known, strict=True))
   name = activation_string.lower()
   if name not in functions:

@@ -464,8 +464,8 @@ def composed_attention_probs(scores):
 
 # Name -> ours, of operations, the shapes of their inputs.
 KERNELS = {
-  "gelu": (layers.gelu, composed_gelu, [[2, 3, 7]]),
-  "gelu_erf": (layers.gelu_erf, composed_gelu_erf, [[2, 3, 7]]),
+  "gelu": (kernels.gelu, composed_gelu, [[2, 3, 7]]),
+  "gelu_erf": (kernels.gelu_erf, composed_gelu_erf, [[2, 3, 7]]),
   "gelu of a sum": (
     lambda x, b: kernels.gelu(x, b, **DTYPE),
     lambda x, b: composed_gelu(x + b),
@@ -476,7 +476,7 @@ KERNELS = {
     lambda x, b: composed_gelu_erf(x + b),
     [[5, 7], [7]],
   ),
-  "silu": (layers.silu, lambda x: x * tf.sigmoid(x), [[2, 3, 7]]),
+  "silu": (kernels.silu, lambda x: x * tf.sigmoid(x), [[2, 3, 7]]),
   "silu of a sum": (
     lambda x, b: kernels.silu(x, b, **DTYPE),
     lambda x, b: (x + b) * tf.sigmoid(x + b),
@@ -614,7 +614,7 @@ def test_gelu_erf_equals_pythons_erf(mode, store, dtype):
   slope = cdf + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
   given = tf.constant(x, store)
   with jit.mode(mode):
-    y = layers.gelu_erf(given, dtype)
+    y = kernels.gelu_erf(given, dtype=dtype)
     (gradient,) = tf.gradients(y, given)
   assert y.dtype == gradient.dtype == store
   with tf.Session() as session:
@@ -628,12 +628,12 @@ def test_gelu_erf_equals_pythons_erf(mode, store, dtype):
 
 
 @pytest.mark.parametrize(
-  "function", [layers.gelu, layers.gelu_erf, layers.silu]
+  "function", [kernels.gelu, kernels.gelu_erf, kernels.silu]
 )
 def test_gelus_slope_in_float16_is_finite(function):
   """Its square would not be, from 256 on."""
   x = tf.constant([-60_000.0, -300.0, 0.0, 300.0, 60_000.0], tf.float16)
-  (gradient,) = tf.gradients(function(x, tf.float16), x)
+  (gradient,) = tf.gradients(function(x, dtype=tf.float16), x)
   with tf.Session() as session:
     got = session.run(gradient)
   assert got.tolist() == [0.0, 0.0, 0.5, 1.0, 1.0]
