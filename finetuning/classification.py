@@ -15,7 +15,7 @@ from common.settings import in_group
 from finetuning import heads, metrics, packed, tables, windows
 from finetuning.finetune import FinetuningConfig
 from finetuning.labels import LabelledTask, as_number
-from model import model_flops
+from model import tasks
 
 _data = in_group("Data")
 
@@ -96,7 +96,7 @@ class ClassifierConfig(FinetuningConfig):
     "--task_name.", choices=(*metrics.OF_LABELS, *metrics.OF_NUMBERS))
   # fmt: on
 
-  kind: ClassVar[str] = "classifier"
+  kind: ClassVar[str] = tasks.CLASSIFIER
   format: ClassVar[str] = "a table (.tsv, .csv or .jsonl)"
 
   def __post_init__(self):
@@ -221,17 +221,8 @@ class Classification(LabelledTask):
 
   def head(self, batch, is_training, dropout_seed=None):
     return heads.classification(
-      batch, len(self.labels) or 1, self.config, is_training, dropout_seed
+      batch, self.outputs, self.config, is_training, dropout_seed
     )
-
-  def matmuls(self, rows, source):
-    model = self.config.bert, self.config.policy
-    labels = len(self.labels) or 1
-    read = 0 if self.config.bert.pools_all_tokens else source.slots
-    return [
-      *model_flops.encoder(*model, rows, source.tokens, read),
-      *model_flops.pooled(*model, rows, source.tokens, source.slots, labels),
-    ]
 
   def _logits(self, source, outputs) -> np.ndarray:
     """float32 [examples, labels]"""

@@ -26,6 +26,7 @@ from config.pretraining import RunConfig
 from data import record_order, tokenizer_files
 from finetuning import packed, task_file
 from model import huggingface_types, model_flops
+from model.tasks import BY_KIND
 from training import next_steps, reporting, train_loop, training_run
 from training.evaluation import EvaluationBatches, Evaluator, overlap_warning
 from training.signals import StopVote
@@ -171,9 +172,18 @@ class FinetuningTask:
     """The `heads.HeadOutput` of a `packed.FinetuningBatch`."""
     raise NotImplementedError
 
+  @property
+  def outputs(self) -> int:
+    """Of the head; a regression has one."""
+    head = BY_KIND[self.config.kind]
+    return head.outputs or len(self.labels or ()) or 1
+
   def matmuls(self, rows: int, source) -> list:
     """The `model_flops.Matmul`s of training on `rows` rows of `source`."""
-    raise NotImplementedError
+    config = self.config
+    return model_flops.finetuning(
+      config.bert, config.policy, config.kind, self.outputs, rows, source
+    )
 
   def results(self, source, outputs: dict) -> dict:
     """Metrics: name -> float. The head's `outputs` are float32 [rows, ...]."""

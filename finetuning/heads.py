@@ -8,7 +8,8 @@ from typing import NamedTuple
 import mixed_precision
 import modeling
 from common.tensorflow_v1 import tf
-from model import encoder, kernels, layers
+from model import encoder, kernels, layers, tasks
+from model.tasks import Head
 
 NO_LABEL = -1  # a target of a token
 _OUTSIDE = -1e30  # a score whose softmax is 0
@@ -49,22 +50,23 @@ def _label_features(output, config, is_training: bool, dropout_seed):
   return layers.dropout(features, rate, seed)
 
 
-def _variables(units: int, bert_config):
+def _variables(head: Head, outputs: int, bert_config):
   initializer = layers.create_initializer(bert_config.initializer_range)
-  shape = [units, bert_config.hidden_size]
+  shape, zeros = [outputs, bert_config.hidden_size], tf.zeros_initializer()
   return (
-    tf.get_variable("output_weights", shape, initializer=initializer),
-    tf.get_variable("output_bias", [units], initializer=tf.zeros_initializer()),
+    tf.get_variable(head.weights, shape, initializer=initializer),
+    tf.get_variable(head.bias, [outputs], initializer=zeros),
   )
 
 
-def classifier_logits(
-  pooled, labels: int, bert_config, policy=mixed_precision.FP32
+def label_logits(
+  head: Head, features, labels: int, bert_config, policy=mixed_precision.FP32
 ):
-  """policy.heads [n, labels] and the float32 bias [labels], from [n, H]."""
-  weights, bias = _variables(labels, bert_config)
-  pooled, weights = (tf.cast(t, policy.heads) for t in (pooled, weights))
-  return tf.matmul(pooled, weights, transpose_b=True), bias
+  """policy.heads [n, labels] and the float32 bias [labels], from [..., H]."""
+  weights, bias = _variables(head, labels, bert_config)
+  matrix = tf.cast(layers.reshape_to_matrix(features), policy.heads)
+  weights = tf.cast(weights, policy.heads)
+  return tf.matmul(matrix, weights, transpose_b=True), bias
 
 
 def classification(
@@ -76,7 +78,9 @@ def classification(
   model = encode(batch, config, is_training, dropout_seed, places=nowhere)
   pooled = model.get_pooled_output()
   pooled = _label_features(pooled, config, is_training, dropout_seed)
-  matmul, bias = classifier_logits(pooled, labels, config.bert, config.policy)
+  matmul, bias = label_logits(
+    tasks.LABELS, pooled, labels, config.bert, config.policy
+  )
   shape = layers.get_shape_list(batch.weights)
   logits = tf.cast(matmul, tf.float32) + bias
   targets = tf.reshape(batch.targets, [-1])
@@ -97,8 +101,7 @@ def classification(
 
 def span_logits(features, bert_config, policy=mixed_precision.FP32):
   """float32 [B, S, 2]: start and end scores of each token, from [B, S, H]."""
-  with tf.variable_scope("cls/squad"):
-    weights, bias = _variables(2, bert_config)
+  weights, bias = _variables(tasks.QUESTIONS, 2, bert_config)
   shape = layers.get_shape_list(features, 3)
   # Not in policy.heads: this matmul is cheap, and in 16 bits neighbours in a
   # long paragraph would have equal scores.
@@ -137,13 +140,6 @@ def span(batch, config, is_training: bool, dropout_seed=None) -> HeadOutput:
   )
 
 
-def token_logits(features, labels: int, *config_and_policy):
-  """As `classifier_logits`, of each token: [B * S, labels], from [B, S, H]."""
-  matrix = layers.reshape_to_matrix(features)
-  with tf.variable_scope("cls/tokens"):
-    return classifier_logits(matrix, labels, *config_and_policy)
-
-
 def tokens(
   batch, labels: int, config, is_training: bool, dropout_seed=None
 ) -> HeadOutput:
@@ -156,7 +152,9 @@ def tokens(
   model = encode(batch, config, is_training, dropout_seed, with_pooler=False)
   sequence = model.get_sequence_output()
   features = _label_features(sequence, config, is_training, dropout_seed)
-  matmul, bias = token_logits(features, labels, config.bert, config.policy)
+  matmul, bias = label_logits(
+    tasks.TOKENS, features, labels, config.bert, config.policy
+  )
   rows, length = layers.get_shape_list(batch.targets)
   targets = tf.reshape(batch.targets, [-1])
   both = kernels.cross_entropy(  # [2, B * S]: losses, and what is right

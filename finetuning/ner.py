@@ -13,8 +13,7 @@ from finetuning.finetune import FinetuningConfig
 from finetuning.labels import LabelledTask
 from finetuning.sentences import Sentence, SentenceSettings, read_sentences
 from finetuning.windows import SILENT
-from model import model_flops
-from model.tasks import NER
+from model import tasks
 
 _data = in_group("Data")
 PREDICTIONS_FILE = "predictions.tsv"
@@ -34,7 +33,7 @@ class NerConfig(SentenceSettings, FinetuningConfig):
     low=1, high=1 << 20)
   # fmt: on
 
-  kind: ClassVar[str] = NER
+  kind: ClassVar[str] = tasks.NER
   format: ClassVar[str] = "CoNLL's columns, or JSON lines (.jsonl, .json)"
 
 
@@ -78,17 +77,8 @@ class Ner(LabelledTask):
 
   def head(self, batch, is_training, dropout_seed=None):
     return heads.tokens(
-      batch, len(self.labels), self.config, is_training, dropout_seed
+      batch, self.outputs, self.config, is_training, dropout_seed
     )
-
-  def matmuls(self, rows, source):
-    bert, policy = self.config.bert, self.config.policy
-    places, labels = rows * source.tokens, len(self.labels)
-    return [
-      *model_flops.encoder(bert, policy, rows, source.tokens),
-      *model_flops.features(bert, policy, places),
-      *model_flops.dense(1, places, bert.hidden_size, labels, policy.heads),
-    ]
 
   def _names(self, rows: np.ndarray) -> np.ndarray:
     """The labels of rows; a silent word's is O."""

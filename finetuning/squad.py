@@ -12,7 +12,7 @@ from common.errors import DataError
 from common.settings import in_group
 from finetuning import heads, packed, squad_metric, windows
 from finetuning.finetune import FinetuningConfig, FinetuningTask
-from model import model_flops
+from model import tasks
 
 _data = in_group("Data")
 
@@ -38,7 +38,7 @@ class SquadConfig(windows.AnswerSettings, FinetuningConfig):
     "File to evaluate on: {format}. Default: --predict_file.")
   # fmt: on
 
-  kind: ClassVar[str] = "squad"
+  kind: ClassVar[str] = tasks.SQUAD
   format: ClassVar[str] = "JSON in SQuAD's format"
 
   def __post_init__(self):
@@ -65,15 +65,6 @@ class Squad(FinetuningTask):
 
   def head(self, batch, is_training, dropout_seed=None):
     return heads.span(batch, self.config, is_training, dropout_seed)
-
-  def matmuls(self, rows, source):
-    bert, policy = self.config.bert, self.config.policy
-    tokens = rows * source.tokens
-    return [
-      *model_flops.encoder(bert, policy, rows, source.tokens),
-      *model_flops.features(bert, policy, tokens),
-      *model_flops.dense(1, tokens, bert.hidden_size, 2, policy.losses),
-    ]
 
   def results(self, source, outputs):
     right = {q.id: [text for text, _ in q.answers] for q in source.questions}

@@ -184,22 +184,19 @@ def _head(
     )
     shape = tf.concat([tf.shape(positions), [bert.vocab_size]], 0)
     outputs = {"log_probs": tf.reshape(logits.log_probs(), shape)}
-  elif name == "classifier":
-    matmul, bias = heads.classifier_logits(
-      features(pooled), labels, bert, policy
-    )
-    outputs = {"logits": tf.cast(matmul, tf.float32) + bias}
-    if labels > 1:
-      outputs["probabilities"] = tf.nn.softmax(outputs["logits"])
-  elif name == "token_classifier":
-    matmul, bias = heads.token_logits(features(sequence), labels, bert, policy)
-    shape = tf.concat([tf.shape(inputs["input_ids"]), [labels]], 0)
-    logits = tf.reshape(tf.cast(matmul, tf.float32) + bias, shape)
-    outputs = {"logits": logits, "probabilities": tf.nn.softmax(logits)}
-  else:
+  elif name == tasks.QUESTIONS.signature:
     both = heads.span_logits(features(sequence), bert, policy)
     names = "start_logits", "end_logits"
     outputs = dict(zip(names, tf.unstack(both, axis=-1), strict=True))
+  else:
+    head = tasks.LABELS if name == tasks.LABELS.signature else tasks.TOKENS
+    read = features(pooled if head.reads_pooled else sequence)
+    matmul, bias = heads.label_logits(head, read, labels, bert, policy)
+    shape = tf.concat([tf.shape(read)[:-1], [labels]], 0)
+    logits = tf.reshape(tf.cast(matmul, tf.float32) + bias, shape)
+    outputs = {"logits": logits}
+    if labels > 1 or head is tasks.TOKENS:  # not of a regression
+      outputs["probabilities"] = tf.nn.softmax(logits)
   return inputs, {
     name: tf.identity(tf.cast(t, tf.float32)) for name, t in outputs.items()
   }

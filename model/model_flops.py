@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from common.tensorflow_v1 import tf
 from model import attention
+from model.tasks import BY_KIND, SQUAD
 from model.weights import dense_layers
 
 
@@ -100,6 +101,23 @@ def pooled(bert, policy, rows: int, tokens: int, slots: int, classes: int):
     *features(bert, policy, examples),
     *dense(1, examples, hidden, classes, policy.heads),
   ]
+
+
+def finetuning(
+  bert, policy, kind: str, classes: int, rows: int, source
+) -> list:
+  """A task on `rows` rows of a `packed.PackedSource`."""
+  tokens, slots = source.tokens, source.slots
+  if BY_KIND[kind].reads_pooled:
+    read = 0 if bert.pools_all_tokens else slots
+    of_head = pooled(bert, policy, rows, tokens, slots, classes)
+  else:
+    read, places = 0, rows * tokens
+    # Places of answers are not scored in 16 bits.
+    dtype = policy.losses if kind == SQUAD else policy.heads
+    of_head = features(bert, policy, places)
+    of_head += dense(1, places, bert.hidden_size, classes, dtype)
+  return [*encoder(bert, policy, rows, tokens, read), *of_head]
 
 
 def pretraining(

@@ -23,6 +23,12 @@ class Head(NamedTuple):
   # What follows "For" in transformers' class of a model with this head only.
   architecture: str
   pipeline: str  # what Hugging Face's Hub calls the use of it
+  outputs: int | None = None  # for a text or token; None: labels, or words
+
+  @property
+  def weights(self) -> str:
+    """The name of the matrix [outputs, H] beside the bias."""
+    return self.bias.replace("output_bias", "output_weights")
 
 
 MASKED_LM = Head(
@@ -31,11 +37,11 @@ MASKED_LM = Head(
 )  # fmt: skip
 NEXT_SENTENCE = Head(
   "next sentence head", "cls/seq_relationship/output_bias", PRETRAINING,
-  "next_sentence", True, "NextSentencePrediction", "feature-extraction",
+  "next_sentence", True, "NextSentencePrediction", "feature-extraction", 2,
 )  # fmt: skip
 QUESTIONS = Head(
   "question answering head", "cls/squad/output_bias", SQUAD, "span", False,
-  "QuestionAnswering", "question-answering",
+  "QuestionAnswering", "question-answering", 2,
 )  # fmt: skip
 LABELS = Head(
   "classifier", "output_bias", CLASSIFIER, "classifier", True,
@@ -48,7 +54,8 @@ TOKENS = Head(
 # Of a model with several the last one decides what the model is for.
 HEADS = (NEXT_SENTENCE, MASKED_LM, QUESTIONS, LABELS, TOKENS)
 LABELLED = (TOKENS, LABELS)  # their rows are a task's labels
-FINETUNED = tuple(head.kind for head in HEADS if head.kind != PRETRAINING)
+BY_KIND = {head.kind: head for head in HEADS}
+FINETUNED = tuple(kind for kind in BY_KIND if kind != PRETRAINING)
 
 
 def label_bias(variables: Collection[str]) -> str:

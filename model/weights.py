@@ -120,15 +120,11 @@ def weights(config: BertConfig) -> list[Weight]:
     table.append(Weight(MASKED_LM, "cls/predictions/output_weights", words))
   if config.decoder_bias:
     table.append(Weight(MASKED_LM, tasks.MASKED_LM.bias, words[:1]))
-  for head, classes in (
-    (tasks.NEXT_SENTENCE, 2),
-    (tasks.LABELS, None),
-    (tasks.QUESTIONS, 2),
-    (tasks.TOKENS, None),
-  ):
-    matrix = head.bias.replace("output_bias", "output_weights")
-    table.append(Weight(head.name, matrix, (classes, width)))
-    table.append(Weight(head.name, head.bias, (classes,)))
+  for head in (
+    tasks.NEXT_SENTENCE, tasks.LABELS, tasks.QUESTIONS, tasks.TOKENS,
+  ):  # fmt: skip
+    table.append(Weight(head.name, head.weights, (head.outputs, width)))
+    table.append(Weight(head.name, head.bias, (head.outputs,)))
   return table
 
 

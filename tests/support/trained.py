@@ -9,6 +9,7 @@ from samples import TINY
 import modeling
 from common.tensorflow_v1 import tf
 from finetuning import heads
+from model import tasks
 
 CONFIG = {**TINY, "initializer_range": 0.3}
 TASKS = {
@@ -57,11 +58,11 @@ def logits(kind, bert, ids, segments):
     outputs["masked_lm/log_probs"] = words[None]
     outputs["next_sentence/log_probs"] = follows
   elif kind == "classifier":
-    matmul, bias = heads.classifier_logits(pooled, 3, bert)
+    matmul, bias = heads.label_logits(tasks.LABELS, pooled, 3, bert)
     outputs["classifier/logits"] = matmul + bias
     outputs["classifier/probabilities"] = tf.nn.softmax(matmul + bias)
   elif kind == "ner":
-    matmul, bias = heads.token_logits(sequence, 3, bert)
+    matmul, bias = heads.label_logits(tasks.TOKENS, sequence, 3, bert)
     scores = tf.reshape(matmul + bias, [1, -1, 3])
     outputs["token_classifier/logits"] = scores
     outputs["token_classifier/probabilities"] = tf.nn.softmax(scores)

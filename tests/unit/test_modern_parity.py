@@ -165,10 +165,10 @@ def our_outputs(folder, batch, examples):
     outputs = {"last_hidden_state": sequence}
     if tasks.LABELS in found:
       pooled = modeling.head_features(model.get_pooled_output(), bert)
-      matmul, bias = heads.classifier_logits(pooled, 3, bert)
+      matmul, bias = heads.label_logits(tasks.LABELS, pooled, 3, bert)
       outputs = {"logits": matmul + bias}
     elif tasks.TOKENS in found:
-      matmul, bias = heads.token_logits(features, 3, bert)
+      matmul, bias = heads.label_logits(tasks.TOKENS, features, 3, bert)
       outputs = {"logits": tf.reshape(matmul + bias, [*examples.shape, 3])}
     elif tasks.QUESTIONS in found:
       both = heads.span_logits(features, bert, fp32)

@@ -21,7 +21,7 @@ from common.tensorflow_v1 import tf
 from data import record_shape, tfrecord
 from finetuning import classification, heads, packed, squad
 from gradients import distributed
-from model import model_flops, sampled_softmax
+from model import model_flops, sampled_softmax, tasks
 from training import reporting
 from xla_patches import jit
 
@@ -292,12 +292,14 @@ def test_model_flops_of_finetuning_are_those_of_the_graph(kind, pooling):
   config = types.SimpleNamespace(
     bert=bert, policy=mixed_precision.FP32, recompute=(), triton=False
   )
-  task = types.SimpleNamespace(config=config, labels=["a", "b", "c"])
   source = types.SimpleNamespace(tokens=32, slots=3)
   made, head, targets = {
     "classification": (classification.Classification, heads.classification, 1),
     "squad": (squad.Squad, heads.span, 2),
   }[kind]
+  task = made.__new__(made)
+  config.kind = {"classification": tasks.CLASSIFIER, "squad": tasks.SQUAD}[kind]
+  task.config, task.labels = config, ["a", "b", "c"]
   with tf.Graph().as_default() as graph:
     integers = lambda *shape: tf.placeholder(tf.int32, [4, *shape])
     batch = packed.FinetuningBatch(
@@ -309,7 +311,7 @@ def test_model_flops_of_finetuning_are_those_of_the_graph(kind, pooling):
     losses = head(batch, *labels, config, is_training=False).losses
     tf.gradients(tf.reduce_sum(losses), tf.trainable_variables())
     found = matmul_flops(graph)
-  want = model_flops.total(made.matmuls(task, 4, source))
+  want = model_flops.total(task.matmuls(4, source))
   is_pooled = kind == "classification"
   assert found == want + UNREAD.get(pooling, 0) * is_pooled
 
