@@ -202,7 +202,7 @@ def evaluator(config: PretrainingConfig, comm) -> Evaluator:
   with tf.variable_scope(tf.get_variable_scope(), reuse=config.do_train):
     sums = modeling.pretraining_model(
       stream.next,
-      config.bert,
+      config.stage_bert,
       is_training=False,
       policy=config.policy,
       slices=Slices(comm.tensor_parallel),

@@ -1,6 +1,7 @@
 """The settings of training runs: of all run_*.py, and of run_pretraining.py."""
 
 import contextlib
+import copy
 import dataclasses
 import os
 from typing import Any, ClassVar, Self
@@ -437,6 +438,8 @@ class PretrainingConfig(RunConfig):
   attention_probs_dropout_prob: float | None = _model(None,
     "Share of the attention probabilities that dropout zeroes in this "
     "training. Default: as in --bert_config_file.", low=0, below=1)
+  # Of a stage, which alone can set it.
+  global_rope_theta: float | None = None
   max_eval_steps: int = _eval(0,
     "Batches of one evaluation over all ranks, at most. 0 evaluates on every "
     "record.", low=0)
@@ -458,6 +461,7 @@ class PretrainingConfig(RunConfig):
         f"{self.bert.hidden_size} is odd, and sinusoids come in pairs: use "
         "--initial_weights=random"
       )
+    self.stage_bert.validate("the BERT config of the stage")
     if self.cooldown_from:
       self._check_cooldown()
     if self.stages:
@@ -466,9 +470,17 @@ class PretrainingConfig(RunConfig):
       self._check_tensor_parallel(f"--tensor_parallel={self.tensor_parallel}")
 
   @property
+  def stage_bert(self) -> modeling.BertConfig:
+    """`bert` with the stage's rotary positions; the run folder keeps `bert`."""
+    bert = copy.copy(self.bert)
+    if self.global_rope_theta is not None:
+      bert.global_rope_theta = self.global_rope_theta
+    return bert
+
+  @property
   def trained_bert(self) -> modeling.BertConfig:
-    """`bert` with the dropout of this training; the run folder keeps `bert`."""
-    return self.bert.with_dropout(
+    """`stage_bert` with the dropout of this training."""
+    return self.stage_bert.with_dropout(
       self.hidden_dropout_prob, self.attention_probs_dropout_prob
     )
 
@@ -488,6 +500,7 @@ class PretrainingConfig(RunConfig):
     _check_needs("--cooldown_from", needs)
 
   def _check_stages(self) -> None:
+    thetas = [item.get("global_rope_theta") for item in self.stages or ()]
     needs: dict[str, Any] = {
       "--do_train": self.do_train or self.dry_run,
       "--global_batch_size, or one in each stage": self.global_batch_size,
@@ -502,6 +515,13 @@ class PretrainingConfig(RunConfig):
         self.eval_input_file
         or not self.do_eval
         or not any("input_file" in item for item in self.stages or ())
+      ),
+      "rotary positions in the BERT config for global_rope_theta": (
+        self.bert.position_type == "rotary" or not any(thetas)
+      ),
+      "the BERT config's global_rope_theta in the last stage, because the "
+      "trained model has it": (
+        not thetas or thetas[-1] in (None, self.bert.global_rope_theta)
       ),
     }
     _check_needs("--stages", needs)

@@ -42,6 +42,7 @@ _FLAGS = {
   "learning_rate": float,
   "hidden_dropout_prob": float,
   "attention_probs_dropout_prob": float,
+  "global_rope_theta": float,
 }
 _MASKS = {
   "masked_lm_prob": (str, float),

@@ -10,7 +10,7 @@ import runs
 from samples import write_config, write_packed, write_records
 
 import run_pretraining
-from checkpoints import checkpoint_files, description
+from checkpoints import checkpoint_files, description, metrics
 from common import json_files
 from common.errors import UserError
 from common.tensorflow_v1 import tf
@@ -19,6 +19,7 @@ from config.pretraining import PretrainingConfig
 from data import masking, record_shape, records
 from data.masking import MaskConfig
 from gradients.distributed import Comm
+from model.bert_config import BertConfig
 from training import dry_run, plans, train_loop, training_run
 from training.divergence import DivergedError
 from training.signals import Budget
@@ -544,6 +545,68 @@ def test_dropout_is_the_stages_the_flags_or_the_configs(tiny_run, tmp_path):
   ]
   assert base.bert.hidden_dropout_prob == 0.1  # for fine-tuning
   assert found == [(0.3, 0.1), (0.3, 0.1), (0.0, 0.1)]
+
+
+def rotary(theta):
+  """A BERT config with rotary positions of this wavelength."""
+  keys = {
+    "vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "intermediate_size": 64,
+    "max_position_embeddings": 64, "position_type": "rotary",
+    "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
+    "global_rope_theta": theta,
+  }  # fmt: skip
+  return BertConfig.from_dict(keys)
+
+
+def test_a_stage_has_rotary_positions_of_its_own(tiny_run, tmp_path):
+  """Its updates and evaluation are those of a model with its wavelength."""
+  run, plain = tmp_path / "run", tmp_path / "plain"
+  evaluated = {"do_eval": True, "eval_input_file": tiny_run[1]}
+  stage = {"num_train_steps": 3, "global_batch_size": 8}
+  items = {**stage, "global_rope_theta": 7.0}, stage
+  settings = staged(*items, bert=rotary(500.0), **evaluated)
+  whole = runs.pretrain(tiny_run, run, **settings)
+  short = runs.pretrain(
+    tiny_run, plain, **staged(stage, bert=rotary(7.0), **evaluated)
+  )
+  assert_equal(
+    values_of(run / "model.ckpt-3"), values_of(plain / "model.ckpt-3")
+  )
+  evaluations = metrics.read_jsonl(run / "eval_metrics.jsonl")
+  losses = [evaluation["masked_lm_loss"] for evaluation in evaluations]
+  assert losses[-2] == short["evaluation"]["masked_lm_loss"]
+  assert runs.read_json(run, "bert_config.json")["global_rope_theta"] == 500
+  # The model is the last stage's.
+  alone = {**settings, "do_train": False, "stages": None}
+  again = runs.pretrain(tiny_run, run, **alone)
+  assert again["evaluation"] == whole["evaluation"]
+
+  killed = tmp_path / "killed"
+  for last in (2, 4):
+    with runs.ended_after(last):
+      runs.pretrain(tiny_run, killed, **settings)
+  runs.pretrain(tiny_run, killed, **settings)
+  assert_equal(
+    values_of(killed / "model.ckpt-6"), values_of(run / "model.ckpt-6")
+  )
+
+
+@pytest.mark.parametrize(
+  "theta, changes, words",
+  [
+    (9.0, {}, "needs rotary positions"),
+    (9.0, {"bert": rotary(500.0)}, "theta in the last stage"),
+    (-1.0, {"bert": rotary(500.0)}, "global_rope_theta"),
+  ],
+)
+def test_rotary_positions_that_cannot_be(
+  tiny_run, tmp_path, theta, changes, words
+):
+  item = {"num_train_steps": 9, "global_rope_theta": theta}
+  items = [item, item] if theta > 0 else [item, {"num_train_steps": 9}]
+  with pytest.raises(UserError, match=words):
+    runs.pretrain(tiny_run, tmp_path / "run", **staged(*items, **changes))
 
 
 @pytest.fixture
