@@ -19,7 +19,8 @@ from checkpoints import checkpointing, metrics
 from common import json_files
 from common.tensorflow_v1 import tf
 from data import record_shape, tfrecord
-from finetuning import classification, heads, packed, squad
+from finetuning import heads, packed
+from finetuning.finetune import FinetuningTask
 from gradients import distributed
 from model import model_flops, sampled_softmax, tasks
 from training import reporting
@@ -293,13 +294,11 @@ def test_model_flops_of_finetuning_are_those_of_the_graph(kind, pooling):
     bert=bert, policy=mixed_precision.FP32, recompute=(), triton=False
   )
   source = types.SimpleNamespace(tokens=32, slots=3)
-  made, head, targets = {
-    "classification": (classification.Classification, heads.classification, 1),
-    "squad": (squad.Squad, heads.span, 2),
+  config.kind, head, outputs, targets = {
+    "classification": (tasks.CLASSIFIER, heads.classification, 3, 1),
+    "squad": (tasks.SQUAD, heads.span, 2, 2),
   }[kind]
-  task = made.__new__(made)
-  config.kind = {"classification": tasks.CLASSIFIER, "squad": tasks.SQUAD}[kind]
-  task.config, task.labels = config, ["a", "b", "c"]
+  task = types.SimpleNamespace(config=config, outputs=outputs)
   with tf.Graph().as_default() as graph:
     integers = lambda *shape: tf.placeholder(tf.int32, [4, *shape])
     batch = packed.FinetuningBatch(
@@ -307,11 +306,11 @@ def test_model_flops_of_finetuning_are_those_of_the_graph(kind, pooling):
       integers(3, targets),
       tf.placeholder(tf.float32, [4, 3]),
     )
-    labels = [len(task.labels)] if kind == "classification" else []
+    labels = [outputs] if kind == "classification" else []
     losses = head(batch, *labels, config, is_training=False).losses
     tf.gradients(tf.reduce_sum(losses), tf.trainable_variables())
     found = matmul_flops(graph)
-  want = model_flops.total(task.matmuls(4, source))
+  want = model_flops.total(FinetuningTask.matmuls(task, 4, source))
   is_pooled = kind == "classification"
   assert found == want + UNREAD.get(pooling, 0) * is_pooled
 
