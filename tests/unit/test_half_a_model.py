@@ -201,8 +201,6 @@ def test_a_model_that_is_not_there_is_said(name, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   with pytest.raises(UserError, match=f"{name}: no such model"):
     run_settings._initial(name, "", False)
-  # Rank 0 alone reads it, and a run that resumes needs it no more.
+  # A run that resumes needs it no more.
   path = name if os.path.dirname(name) else f"./{name}"
   assert run_settings._initial(name, "", True)[0] == path
-  monkeypatch.setenv("HOROVOD_RANK", "1")
-  assert run_settings._initial(name, "", False)[0] == path
