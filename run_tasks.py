@@ -22,10 +22,11 @@ import glob
 import itertools
 import os
 import pathlib
+import shutil
 import statistics
 from collections.abc import Sequence
 
-from checkpoints import checkpoint_weights, run_folder
+from checkpoints import checkpoint_files, checkpoint_weights, run_folder
 from common import console, files, json_files, model_files, processes
 from common.errors import DataError, UserError
 from common.settings import in_group, run_with, setting
@@ -36,6 +37,7 @@ from training import next_steps
 
 RESULTS_FILE = "results.jsonl"
 _SETTINGS_FILE = "tasks.json"
+_MODEL_FOLDER = ".model"  # with the checkpoint of a run, which may remove it
 _SCRIPTS = ("run_classifier.py", "run_squad.py", "run_ner.py")
 _ANSWERS = ("f1", "exact", "exact_match")  # SQuAD's metrics, of 2.0 and of 1.1
 # What each run gets from here.
@@ -141,6 +143,27 @@ def check_folder(folder: str, made_with: dict, tasks: dict) -> None:
   json_files.write(path, {**fixed, **now})
 
 
+def keep(source: model_source.Source, folder: str) -> None:
+  """Makes `folder` with a run's checkpoint and the files that describe it.
+
+  They take no room of their own where the file system has hard links.
+  """
+  paths = glob.glob(glob.escape(source.path) + ".*")
+  paths += source.vocabulary.values()
+  for name in (
+    model_files.RUN_FILE, model_files.TASK_FILE, model_files.CONFIG_FILE
+  ):  # fmt: skip
+    path = os.path.join(source.folder, name)
+    paths += [path] * os.path.exists(path)
+  with files.new_folder(folder) as new:
+    for path in paths:
+      place = os.path.join(new, os.path.basename(path))
+      try:
+        os.link(path, place)
+      except OSError:  # another disk, for example
+        shutil.copyfile(path, place)
+
+
 def run(task: dict, seed: int, ranks: int, folder: str, more: list) -> dict:
   """Fine-tunes and evaluates; {metric: percent}, the choosing one first."""
   flags = {name: value for name, value in task.items() if name != "script"}
@@ -197,7 +220,9 @@ def main(settings: Settings, model: str, *more: str) -> None:
   """Makes the runs that are missing, one after the other, and the table."""
   tasks, seeds = read_tasks(settings), read_seeds(settings.seeds)
   check_flags(tasks, more)
-  source = model_source.find(model, settings.given)
+  kept = os.path.join(settings.output_dir, _MODEL_FOLDER)
+  chosen = kept if os.path.isdir(kept) else model
+  source = model_source.find(chosen, settings.given)
   if source.is_export:
     raise UserError(f"{model} is exported: give the run folder it came from")
   console.tell(*source.lines())
@@ -205,13 +230,17 @@ def main(settings: Settings, model: str, *more: str) -> None:
   given = {name: value for name, value in parts.items() if value is not None}
   words = [*next_steps.given(given), *more]
   made_with = {
+    "model": os.path.normpath(model),
     "model's SHA-256": checkpoint_weights.digest(source.path),
     "flags": " ".join(words),
     "num_ranks": settings.num_ranks,
   }
-  words.insert(0, f"--init_checkpoint={source.path}")
   with run_folder.locked(settings.output_dir, Comm()):
     check_folder(settings.output_dir, made_with, tasks)
+    if chosen != kept and checkpoint_files.step_of(source.path) is not None:
+      keep(source, kept)
+      source = model_source.find(kept, settings.given)
+    words.insert(0, f"--init_checkpoint={source.path}")
     results = _run_missing(settings, tasks, seeds, words)
   path = os.path.join(settings.output_dir, RESULTS_FILE)
   print("", *table(results), "", path, sep="\n")

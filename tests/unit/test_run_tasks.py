@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import shutil
 import statistics
 
 import finetuning_runs
@@ -10,6 +11,7 @@ import runs
 import trained
 
 import run_tasks
+from checkpoints import checkpoint_files
 from common import json_files
 from common.errors import UserError
 
@@ -194,6 +196,42 @@ def test_each_run_gets_the_parts_of_the_model(tmp_path, made, monkeypatch):
     assert call[1:] == [f"--bert_config_file={config}", "--xla=off"]
   with pytest.raises(UserError, match="runs were made with flags .*, not"):
     run_tasks.main(given, str(model), "--xla=step")
+
+
+def test_runs_keep_the_checkpoint_of_a_run_that_goes_on(
+  tmp_path, made, monkeypatch
+):
+  model, tasks = made
+  for path in model.glob("bert_model.ckpt.*"):
+    path.rename(str(path).replace("bert_model.ckpt", "model.ckpt-2"))
+  files = checkpoint_files.CheckpointFiles(str(model), keep=1)
+  weights = checkpoint_files.Checkpoint(files.prefix(2))
+  values = {name: weights[name] for name in weights.shapes}
+  starts = []
+
+  def run(task, seed, ranks, folder, words):
+    if not starts:  # the run removes what was chosen
+      files.write(3, values)
+      files.wait()
+      for path in model.glob("model.ckpt-2.*"):
+        path.unlink()
+    init = words[0].removeprefix("--init_checkpoint=")
+    kept = run_tasks.model_source.find(init)
+    assert checkpoint_files.step_of(kept.path) == 2 and kept.tokenizer()
+    assert checkpoint_files.Checkpoint(kept.path).shapes == weights.shapes
+    starts.append(init)
+    return {"accuracy": 50.0}
+
+  monkeypatch.setattr(run_tasks, "run", run)
+  for seeds in (("1",), ("1", "2")):
+    given = run_tasks.Settings(
+      tasks=str(tasks), output_dir=f"{tmp_path}/table", seeds=seeds
+    )
+    run_tasks.main(given, str(model))
+  assert len(starts) == 4 and len(set(starts)) == 1
+  shutil.copytree(model, tmp_path / "another")
+  with pytest.raises(UserError, match="were made with model .*, not .*another"):
+    run_tasks.main(given, f"{tmp_path}/another")
 
 
 def test_a_folder_keeps_what_its_results_were_made_with(tmp_path):
