@@ -1,13 +1,15 @@
-"""Makes records of much text within little memory, and says how little.
+"""Runs a command on much text within little memory, and says how little.
 
-  python -m benchmarks.memory_bound --input_file=train.txt \\
-    --vocab_file=vocab.txt --text_mb=1024 --limit_mb=2000
+  python -m benchmarks.memory_bound --text=train.txt --text_mb=4000 \\
+    --limit_mb=2000 -- -m tools.train_tokenizer --input_file=TEXT \\
+    --output_file=FOLDER/vocab.txt --vocab_size=8192
 
-The text is that of --input_file again and again, varied: documents are put
-together of halves of two, and in each sentence a word is exchanged. The limit
-is a control group's, which counts the page cache too (Linux, as root; without
-it only the use is measured). One JSON line; use is what processes have beside
-the page cache, sampled twice a second.
+The command gets a file for TEXT, and a folder that is removed for FOLDER. The
+file has the text of --text again and again, varied: documents are put together
+of halves of two, and in each sentence a word is exchanged. The limit is a
+control group's, which counts the page cache too (Linux, as root; without it
+only the use is measured). One JSON line; use is what processes have beside the
+page cache, sampled twice a second.
 """
 
 import contextlib
@@ -24,7 +26,6 @@ from absl import flags
 
 from benchmarks import measuring
 from common import errors
-from training.next_steps import python
 
 FLAGS = flags.FLAGS
 
@@ -84,18 +85,16 @@ def own_memory(process: psutil.Process) -> list[int]:
   return sizes
 
 
-def main(_) -> None:
+def main(words) -> None:
   with (
     tempfile.TemporaryDirectory() as folder,
     memory_limit(FLAGS.limit_mb * 1_000_000) as group,
   ):
     text = os.path.join(folder, "text.txt")
-    vary(FLAGS.input_file, FLAGS.text_mb * 1_000_000, text)
-    command = python(
-      "create_pretraining_data.py", input_file=text, dynamic_masks=True,
-      vocab_file=FLAGS.vocab_file,
-      output_file=f"{folder}/records/train.tfrecord",
-    )  # fmt: skip
+    vary(FLAGS.text, FLAGS.text_mb * 1_000_000, text)
+    command = [sys.executable]
+    for word in words[1:]:
+      command.append(word.replace("TEXT", text).replace("FOLDER", folder))
     together = one = 0
     began = time.monotonic()
     process = subprocess.Popen(command, stdout=sys.stderr)
@@ -106,9 +105,10 @@ def main(_) -> None:
       together, one = max(together, sum(sizes)), max(one, *sizes)
       time.sleep(0.5)
     if process.returncode:
-      raise errors.UserError("create_pretraining_data.py failed, see above")
+      raise errors.UserError("the command failed, see above")
     measuring.show(
       {
+        "command": " ".join(words[1:]),
         "text_mb": round(os.path.getsize(text) / 1e6),
         "limit_mb": FLAGS.limit_mb if group else None,
         "peak_mb_of_all_processes": round(together / 1e6),
@@ -119,8 +119,7 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-  flags.DEFINE_string("input_file", None, "Text to vary.", required=True)
-  flags.DEFINE_string("vocab_file", None, "Vocabulary.", required=True)
+  flags.DEFINE_string("text", None, "Text to vary.", required=True)
   flags.DEFINE_integer("text_mb", 1024, "Text to make.")
   flags.DEFINE_integer("limit_mb", 2000, "Memory that is allowed.")
   errors.run_main(main)

@@ -10,6 +10,7 @@ import collections
 import dataclasses
 import io
 import os
+import random
 from collections.abc import Iterable, Iterator
 
 import sentencepiece
@@ -36,6 +37,8 @@ _MAX_ALPHABET = 6000  # characters of a WordPiece vocabulary: enough for Chinese
 _AT_ONCE = 10_000  # times that the library gets a word, in one string
 # SentencePiece leaves longer lines out: its default for a sentence.
 _MAX_SENTENCE_BYTES = 4192
+# SentencePiece's suffix array of them takes 20 times their size.
+_MAX_SAMPLE_BYTES = 64 << 20
 
 
 def _merge(
@@ -135,6 +138,24 @@ def _sentences(lines: Iterable[str]) -> Iterator[str]:
       begin = end
 
 
+def _sampled(sentences: Iterable[str]) -> list[str]:
+  """All, or if they are larger than the sample may be, some by chance."""
+  chance, share = random.Random(1), 1.0
+  sample: list[tuple[float, str]] = []
+  size = 0
+  for sentence in sentences:
+    draw = chance.random()
+    if draw >= share:
+      continue
+    sample.append((draw, sentence))
+    size += len(sentence.encode())
+    while size > _MAX_SAMPLE_BYTES:
+      share /= 2
+      sample = [one for one in sample if one[0] < share]
+      size = sum(len(sentence.encode()) for _, sentence in sample)
+  return [sentence for _, sentence in sample]
+
+
 def train_sentencepiece(
   lines: Iterable[str], path: str, vocab_size: int, do_lower_case: bool = True
 ) -> None:
@@ -142,21 +163,21 @@ def train_sentencepiece(
 
   [PAD] is id 0, then [UNK], [CLS], [SEP], [MASK]; no text becomes the last
   three, control symbols. The encoder must get the same `do_lower_case`.
-  DataError if the text is too small for `vocab_size`.
+  More than 64 MiB of text are sampled. DataError if the text is too small for
+  `vocab_size`.
   """
   if do_lower_case:
     lines = (line.lower() for line in lines)
+  sample = _sampled(_sentences(lines))
   model = io.BytesIO()
   try:
     sentencepiece.SentencePieceTrainer.train(
-      sentence_iterator=_sentences(lines),
+      sentence_iterator=iter(sample),
       model_writer=model,
       vocab_size=vocab_size,
       hard_vocab_limit=False,
       character_coverage=0.9995,  # the library's advice for large alphabets
       max_sentence_length=_MAX_SENTENCE_BYTES,
-      input_sentence_size=2_000_000,
-      shuffle_input_sentence=True,  # from a fixed seed of the library
       num_threads=1,  # more threads sum floats in another order
       pad_id=0,
       unk_id=1,
@@ -167,8 +188,6 @@ def train_sentencepiece(
       control_symbols=[tokenization.CLS, tokenization.SEP, tokenization.MASK],
       minloglevel=2,
     )
-  except SystemError as e:  # the lines could not be read
-    raise e.__cause__ or e from None
   except RuntimeError as e:
     raise errors.DataError(
       f"no SentencePiece model of {vocab_size} pieces from this text: {e}"

@@ -351,6 +351,19 @@ def test_sentencepiece_reads_long_lines(tmp_path):
   assert encoder.unk_id not in ids
 
 
+def test_sentencepiece_gets_a_sample_of_much_text(monkeypatch):
+  sentences = [f"sentence {number}" for number in range(10_000)]
+  assert train_tokenizer._sampled(sentences) == sentences
+  monkeypatch.setattr(train_tokenizer, "_MAX_SAMPLE_BYTES", 20_000)
+  sample = train_tokenizer._sampled(iter(sentences))
+  assert 8_000 < sum(map(len, sample)) <= 20_000
+  numbers = [int(sentence.split()[1]) for sentence in sample]
+  assert numbers == sorted(set(numbers))
+  quarters = np.histogram(numbers, bins=4, range=(0, 10_000))[0]
+  assert quarters.min() > 0.7 * quarters.mean()
+  assert train_tokenizer._sampled(sentences) == sample
+
+
 def test_train_wordpiece_keeps_within_a_small_vocabulary(tmp_path):
   out = str(tmp_path / "vocab.txt")
   lines = ["".join(map(chr, range(0x4E00, 0x4E40))), "the the the"]
