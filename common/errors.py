@@ -86,7 +86,7 @@ def _leave(number, _) -> None:
 @functools.cache  # another thread tells it, too
 def _tell_stopped(number: int) -> None:
   name = signal.Signals(number).name
-  tell(f"{name}: stopped as asked: the same command resumes")
+  tell(f"{name}: stopped as asked: the same command completes it")
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ import psutil
 import input_pipeline
 from checkpoints import checkpointing
 from common import processes
-from common.console import say, tell
+from common.console import counted, say, tell
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from config import stages, training_plan
@@ -29,7 +29,7 @@ from data import record_shape
 from data.workers import available_cores
 from gradients import distributed
 from model.tensor_parallel import cut_of
-from training import evaluation, plans, reporting, training_run
+from training import evaluation, next_steps, plans, reporting, training_run
 
 _MB = 2.0**20
 _SHARE = 0.9  # of the free memory that a run may take
@@ -349,7 +349,7 @@ def lines(needs: Needs, config, plan, limit: float = math.inf) -> Iterator[str]:
     yield _row(f"  {part}", mb)
   yield _row("  total", sum(parts.values()))
   yield _row("  each further record", needs.record_mb)
-  place = f"for {here} ranks on this host" if here else "of each GPU"
+  place = f"for {counted(here, 'rank')} here" if here else "of each GPU"
   yield _row(f"  available, {place}", needs.capacity_mb)
   fits = "fits" if needs.fits(size) else "DOES NOT FIT"
   yield (
@@ -392,7 +392,7 @@ def tell_needs(build: Callable, start: stages.StageStart, ranks: int) -> int:
   on_gpu = bool(tf.config.list_physical_devices("GPU"))
   precision = training_run.precision_line(config, on_gpu)
   settings = dataclasses.asdict(config.optimizer)
-  optimizer = ", ".join(f"{name}={value}" for name, value in settings.items())
+  optimizer = " ".join(next_steps.given(settings))
   for line in (*plan.lines(), precision, optimizer):
     tell(*textwrap.wrap(line, 80, subsequent_indent="  "))
   limit = 60.0 * config.max_train_minutes * (shares[1] - shares[0]) or math.inf

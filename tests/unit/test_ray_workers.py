@@ -311,7 +311,7 @@ def test_a_stop_keeps_what_is_finished(tmp_path, letters, command, number):
   _, err = driver.communicate(timeout=runs.HANG_SECONDS)
   assert driver.returncode == 75
   name = signal.Signals(number).name
-  asked = f"{name}: stopped as asked: the same command resumes"
+  asked = f"{name}: stopped as asked: the same command completes it"
   assert asked in err.splitlines() and "Traceback" not in err
   (start_of_work,) = tmp_path.glob("ray/*.unfinished/0")
   assert not os.listdir(start_of_work / "workers")

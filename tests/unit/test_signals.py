@@ -99,7 +99,7 @@ def test_a_stop_while_tensorflow_is_imported(tmp_path, script, name):
     env={**os.environ, "PYTHONPATH": f"{tmp_path}:{runs.ROOT}"},
   )
   assert done.returncode == errors.STOPPED_STATUS
-  said = f"{name}: stopped as asked: the same command resumes"
+  said = f"{name}: stopped as asked: the same command completes it"
   assert done.stderr.splitlines() == ["starting TensorFlow ...", said]
 
 
@@ -130,7 +130,7 @@ def test_a_stop_while_ranks_look_for_each_other(name):
   process.send_signal(getattr(signal, name))
   _, said = process.communicate(timeout=runs.HANG_SECONDS)
   assert process.returncode == errors.STOPPED_STATUS
-  assert said == f"{name}: stopped as asked: the same command resumes\n"
+  assert said == f"{name}: stopped as asked: the same command completes it\n"
 
 
 @pytest.fixture
@@ -169,7 +169,8 @@ def test_under_nohup_only_other_signals_stop_a_program():
   process.send_signal(signal.SIGTERM)
   _, said = process.communicate(timeout=runs.HANG_SECONDS)
   assert process.returncode == errors.STOPPED_STATUS
-  assert said.endswith("SIGTERM: stopped as asked: the same command resumes\n")
+  asked = "SIGTERM: stopped as asked: the same command completes it\n"
+  assert said.endswith(asked)
 
 
 # A child that prints its number and sleeps, and programs that start it.
