@@ -35,10 +35,45 @@ from data import records, text_files, tokenizer_files
 _MAX_VOCAB_SIZE = 1 << 22  # for which the libraries allocate memory at once
 _MAX_ALPHABET = 6000  # characters of a WordPiece vocabulary: enough for Chinese
 _AT_ONCE = 10_000  # times that the library gets a word, in one string
-# SentencePiece leaves longer lines out: its default for a sentence.
-_MAX_SENTENCE_BYTES = 4192
-# SentencePiece's suffix array of them takes 20 times their size.
-_MAX_SAMPLE_BYTES = 64 << 20
+# Of a part of a line: SentencePiece's default, which leaves longer ones out.
+_MAX_PART_BYTES = 4192
+
+
+def _parts(lines: Iterable[str]) -> Iterator[str]:
+  """Lines that are not blank, long ones in parts, cut at spaces if possible."""
+  most = _MAX_PART_BYTES // 4  # characters that certainly fit
+  for line in lines:
+    begin = 0
+    fits = len(line) <= most or len(line.encode()) <= _MAX_PART_BYTES
+    while begin < len(line):
+      end = len(line) if fits else begin + most
+      if end < len(line):
+        end = line.rfind(" ", begin + 1, end) + 1 or end
+      if line[begin:end].strip():
+        yield line[begin:end]
+      begin = end
+
+
+def sample(lines: Iterable[str], size: int) -> list[str]:
+  """Parts of lines in their order, the same each time.
+
+  All of them, or as many by chance as have at most `size` bytes.
+  """
+  chance, share, held = random.Random(1), 1.0, 0
+  parts: list[tuple[float, str]] = []
+  for part in _parts(lines):
+    draw = chance.random()
+    if draw >= share:
+      continue
+    parts.append((draw, part))
+    held += len(part.encode())
+    while held > size:
+      share /= 2
+      parts = [(draw, part) for draw, part in parts if draw < share]
+      held = sum(len(part.encode()) for _, part in parts)
+  if share < 1.0:
+    tell(f"learning from {share:.2g} of the lines, chosen by chance")
+  return [part for _, part in parts]
 
 
 def _merge(
@@ -123,39 +158,6 @@ def train_wordpiece(
   _write(path, vocab.encode())
 
 
-def _sentences(lines: Iterable[str]) -> Iterator[str]:
-  """Lines that are not blank, long ones in parts, cut at spaces if possible."""
-  most = _MAX_SENTENCE_BYTES // 4  # characters that certainly fit
-  for line in lines:
-    begin = 0
-    fits = len(line) <= most or len(line.encode()) <= _MAX_SENTENCE_BYTES
-    while begin < len(line):
-      end = len(line) if fits else begin + most
-      if end < len(line):
-        end = line.rfind(" ", begin + 1, end) + 1 or end
-      if line[begin:end].strip():
-        yield line[begin:end]
-      begin = end
-
-
-def _sampled(sentences: Iterable[str]) -> list[str]:
-  """All, or if they are larger than the sample may be, some by chance."""
-  chance, share = random.Random(1), 1.0
-  sample: list[tuple[float, str]] = []
-  size = 0
-  for sentence in sentences:
-    draw = chance.random()
-    if draw >= share:
-      continue
-    sample.append((draw, sentence))
-    size += len(sentence.encode())
-    while size > _MAX_SAMPLE_BYTES:
-      share /= 2
-      sample = [one for one in sample if one[0] < share]
-      size = sum(len(sentence.encode()) for _, sentence in sample)
-  return [sentence for _, sentence in sample]
-
-
 def train_sentencepiece(
   lines: Iterable[str], path: str, vocab_size: int, do_lower_case: bool = True
 ) -> None:
@@ -163,21 +165,20 @@ def train_sentencepiece(
 
   [PAD] is id 0, then [UNK], [CLS], [SEP], [MASK]; no text becomes the last
   three, control symbols. The encoder must get the same `do_lower_case`.
-  More than 64 MiB of text are sampled. DataError if the text is too small for
-  `vocab_size`.
+  DataError if the text is too small for `vocab_size`.
   """
   if do_lower_case:
     lines = (line.lower() for line in lines)
-  sample = _sampled(_sentences(lines))
+  parts = list(_parts(lines))  # what goes wrong is not the library's
   model = io.BytesIO()
   try:
     sentencepiece.SentencePieceTrainer.train(
-      sentence_iterator=iter(sample),
+      sentence_iterator=iter(parts),
       model_writer=model,
       vocab_size=vocab_size,
       hard_vocab_limit=False,
       character_coverage=0.9995,  # the library's advice for large alphabets
-      max_sentence_length=_MAX_SENTENCE_BYTES,
+      max_sentence_length=_MAX_PART_BYTES,
       num_threads=1,  # more threads sum floats in another order
       pad_id=0,
       unk_id=1,
@@ -263,6 +264,9 @@ class Settings:
   vocab_size: int = setting(30522,
     "Tokens of the vocabulary at most; small texts may give fewer.",
     low=1, high=_MAX_VOCAB_SIZE)
+  sample_mb: int = setting(64,
+    "MB of text to learn from at most: of more, lines chosen by chance. Memory "
+    "is 20 times as much for sentencepiece.", low=1)
   tokenizer: str = setting("wordpiece",
     "What to train. wordpiece: BERT's vocab.txt. sentencepiece: a unigram "
     "model. bpe: a byte-level BPE, as Hugging Face's tokenizer.json.",
@@ -284,7 +288,7 @@ def main(args: Settings) -> None:
     lower = False not in map(tokenizer_files.own_case, paths)
   tell(f"reading {counted(len(paths), 'file')} ...")
   train, kind = _TRAINERS[args.tokenizer]
-  lines = text_files.read_lines(paths, text)
+  lines = sample(text_files.read_lines(paths, text), args.sample_mb * 10**6)
   train(lines, args.output_file, args.vocab_size, lower)
   encoder = kind(args.output_file, lower)
   beside = text_encoders.config_beside(args.output_file)

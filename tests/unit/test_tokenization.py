@@ -326,7 +326,7 @@ def test_a_frequent_word_is_counted_in_parts(tmp_path, monkeypatch):
 
 
 def test_sentencepiece_says_which_line_is_wrong(tmp_path):
-  """The library makes a SystemError of what its lines raise."""
+  """Not the library, which makes a SystemError of it."""
 
   def lines():
     yield from corpus_lines()
@@ -339,7 +339,7 @@ def test_sentencepiece_says_which_line_is_wrong(tmp_path):
 def test_sentencepiece_reads_long_lines(tmp_path):
   """The library alone would leave out lines of more than 4,192 bytes."""
   lines = ["xyz xyw " * 1000, "猫" * 5000, "a" * 4192, "", " "]
-  parts = list(train_tokenizer._sentences(lines))
+  parts = list(train_tokenizer._parts(lines))
   assert all(len(part.encode()) <= 4192 for part in parts)
   assert "".join(parts) == "".join(lines[:3])
   assert all(part.endswith("xyw ") for part in parts[:8])
@@ -351,17 +351,20 @@ def test_sentencepiece_reads_long_lines(tmp_path):
   assert encoder.unk_id not in ids
 
 
-def test_sentencepiece_gets_a_sample_of_much_text(monkeypatch):
-  sentences = [f"sentence {number}" for number in range(10_000)]
-  assert train_tokenizer._sampled(sentences) == sentences
-  monkeypatch.setattr(train_tokenizer, "_MAX_SAMPLE_BYTES", 20_000)
-  sample = train_tokenizer._sampled(iter(sentences))
+def test_a_tokenizer_learns_from_a_sample_of_much_text(capfd):
+  lines = [f"sentence {number}" for number in range(10_000)]
+  assert train_tokenizer.sample(lines, 200_000) == lines
+  assert not capfd.readouterr().err
+  sample = train_tokenizer.sample(iter(lines), 20_000)
   assert 8_000 < sum(map(len, sample)) <= 20_000
-  numbers = [int(sentence.split()[1]) for sentence in sample]
+  numbers = [int(line.split()[1]) for line in sample]
   assert numbers == sorted(set(numbers))
   quarters = np.histogram(numbers, bins=4, range=(0, 10_000))[0]
   assert quarters.min() > 0.7 * quarters.mean()
-  assert train_tokenizer._sampled(sentences) == sample
+  assert train_tokenizer.sample(lines, 20_000) == sample
+  assert "learning from 0.12 of the lines" in capfd.readouterr().err
+  # One line that is larger than all of it gives parts, too.
+  assert sum(map(len, train_tokenizer.sample(["a b " * 10**5], 40_000))) > 9_000
 
 
 def test_train_wordpiece_keeps_within_a_small_vocabulary(tmp_path):
