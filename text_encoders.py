@@ -28,24 +28,15 @@ SENTENCEPIECE_SPACE = "\u2581"
 
 # google/bert's "CJK character": the Unified Ideographs, extensions A to E and
 # the compatibility blocks, but not Hangul, Hiragana or Katakana.
-_CJK_RANGES = (
-  (0x4E00, 0x9FFF),
-  (0x3400, 0x4DBF),
-  (0x20000, 0x2A6DF),
-  (0x2A700, 0x2B73F),
-  (0x2B740, 0x2B81F),
-  (0x2B820, 0x2CEAF),
-  (0xF900, 0xFAFF),
-  (0x2F800, 0x2FA1F),
+_CHINESE = re.compile(
+  "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+  "\U00020000-\U0002a6df\U0002a700-\U0002ceaf\U0002f800-\U0002fa1f]"
 )
 
 
-def is_chinese_char(char: str) -> bool:
-  """Whether google/bert takes a character for Chinese, see `_CJK_RANGES`."""
-  # Most characters are below U+3400.
-  return char >= "\u3400" and any(
-    first <= ord(char) <= last for first, last in _CJK_RANGES
-  )
+def has_chinese(text: str) -> bool:
+  """Whether google/bert takes a character of a text for Chinese."""
+  return bool(_CHINESE.search(text))
 
 
 def letters_of(text: str) -> int:
@@ -106,6 +97,38 @@ class TokenSpans(NamedTuple):
   def of(cls, tokens: Sequence[tuple]) -> "TokenSpans":
     """Of (id, start, end) of each token."""
     return cls(*np.array(tokens, np.int32).reshape(-1, 3).T)
+
+  def with_dropped(self, text: str) -> "TokenSpans":
+    """Gives tokens also the characters that a tokenizer dropped.
+
+    Combining marks (uncased), soft hyphens, joiners and marks of direction join
+    the token before them, as a mark joins its letter; after a space or at the
+    beginning of the text, the token after them. Spaces, and dropped characters
+    alone between spaces, join none.
+    """
+    count = len(text)
+    depth = np.zeros(count + 1, np.int32)  # its sums: tokens over a character
+    np.add.at(depth, self.starts, 1)
+    np.add.at(depth, self.ends, -1)
+    is_space = np.array([char.isspace() for char in text], bool)
+    is_dropped = (np.cumsum(depth)[:count] == 0) & ~is_space
+    positions = np.arange(count + 1)
+    # Begin and end of the dropped characters around each position.
+    first = np.where(np.append(False, is_dropped), 0, positions)
+    first = np.maximum.accumulate(first)
+    last = np.where(np.append(is_dropped, False), count, positions)
+    last = np.minimum.accumulate(last[::-1])[::-1]
+    opens = np.append(True, is_space)[first]
+    first = np.where(opens, first, positions)
+    starts, ends = first[self.starts], last[self.ends]
+    return TokenSpans(self.ids, starts.astype("i4"), ends.astype("i4"))
+
+  def covering(self, first: int, last: int) -> tuple | None:
+    """First and last token with characters in text[first:last], or None."""
+    inside = np.flatnonzero(
+      np.maximum(self.starts, first) < np.minimum(self.ends, last)
+    )
+    return (int(inside[0]), int(inside[-1])) if len(inside) else None
 
 
 class Encoder:
@@ -305,7 +328,7 @@ class SentencePieceEncoder(Encoder):
     words = []
     for line, ids in zip(lines, self.encode_batch(lines), strict=True):
       continues = self.is_continuation[ids]
-      if any(map(is_chinese_char, line)):
+      if has_chinese(line):
         (pieces,) = self._model.encode([self._clean(line)], out_type=str)
         text = "".join(pieces).replace(SENTENCEPIECE_SPACE, " ")
         lengths = np.array(list(map(len, pieces)))
@@ -432,7 +455,7 @@ def _with_chinese_words(
   starts, ends = np.array(offsets).T
   inside = inside_chinese_words(line, starts)
   inside[1:] |= starts[1:] < ends[:-1]  # parts of one character
-  chinese = np.array([is_chinese_char(line[i : i + 1]) for i in starts])
+  chinese = np.array([has_chinese(line[i : i + 1]) for i in starts])
   chinese[1:] |= chinese[:-1]
   return np.where(chinese, inside, continues)
 
@@ -511,7 +534,7 @@ class HuggingFaceEncoder(Encoder):
       continues[1:] = numbers[1:] == numbers[:-1]
       if not self._splits_words:  # to the library a line is one word
         continues &= self.is_continuation[ids]
-      if len(ids) and any(map(is_chinese_char, line)):
+      if len(ids) and has_chinese(line):
         continues = _with_chinese_words(line, encoding.offsets, continues)
       words.append(WordTokens(ids, continues))
     return words

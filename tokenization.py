@@ -24,8 +24,8 @@ from text_encoders import (
   SentencePieceEncoder,
   TokenSpans,
   WordTokens,
+  has_chinese,
   inside_chinese_words,
-  is_chinese_char,
 )
 from text_encoders import TokenizerInfo as TokenizerInfo
 
@@ -143,7 +143,7 @@ def _cleaned(char):
     return " "
   if char == "\ufffd" or _is_control(char):
     return None
-  return f" {char} " if is_chinese_char(char) else char
+  return f" {char} " if has_chinese(char) else char
 
 
 def _spaced(char):
@@ -171,7 +171,7 @@ def _kind(char):
   """A space ends a word, "." is a word alone, "w" goes on."""
   if _is_whitespace(char):
     return " "
-  return "." if _is_punctuation(char) or is_chinese_char(char) else "w"
+  return "." if _is_punctuation(char) or has_chinese(char) else "w"
 
 
 class FullTokenizer:
@@ -337,7 +337,7 @@ class WordPieceEncoder(Encoder):
       ids = np.array(list(itertools.chain.from_iterable(pieces)), np.int32)
       is_continuation = self.is_continuation[ids]
       # The splitter makes a word of each Chinese character.
-      is_chinese = [len(word) == 1 and is_chinese_char(word) for word in words]
+      is_chinese = [len(word) == 1 and has_chinese(word) for word in words]
       if any(is_chinese):
         firsts = np.cumsum([0, *map(len, pieces[:-1])])
         text, starts = _respaced(words, is_chinese)

@@ -122,4 +122,4 @@ if __name__ == "__main__":
   flags.DEFINE_string("text", None, "Text to vary.", required=True)
   flags.DEFINE_integer("text_mb", 1024, "Text to make.")
   flags.DEFINE_integer("limit_mb", 2000, "Memory that is allowed.")
-  errors.run_main(main)
+  errors.run_main(main, arguments=None)

@@ -52,7 +52,7 @@ def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
 
 def _joint(line: str, size: int, following: str) -> str | None:
   """What joins two lines, or None; `size` is that of the paragraph so far."""
-  is_chinese = tokenization.is_chinese_char
+  is_chinese = tokenization.has_chinese
   between = "" if is_chinese(following[0]) else " "
   if line.endswith(_UNFINISHED):
     return between

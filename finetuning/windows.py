@@ -18,8 +18,7 @@ from scipy import special
 
 from common.errors import UserError
 from common.settings import check, in_group
-from finetuning import offsets
-from finetuning.offsets import TokenSpans
+from text_encoders import TokenSpans
 
 _data, _answer = in_group("Data"), in_group("Evaluation")
 
@@ -124,7 +123,7 @@ def make_windows(
   context: TokenSpans,
   settings: AnswerSettings,
 ) -> list[Window]:
-  """Windows of a paragraph in order; `context` is `offsets.with_dropped`."""
+  """Windows of a paragraph in order; `context` is `with_dropped`."""
   question_ids = question_ids[: settings.max_query_length]
   offset, count = len(question_ids) + 2, len(context.ids)
   room = settings.max_seq_length - offset - 1
@@ -148,7 +147,7 @@ def encode_questions(
     if question.context != context:  # questions of a paragraph are neighbours
       context = question.context
       tokens = tokenizer.encode_with_spans(context)
-      shown = offsets.with_dropped(context, tokens)
+      shown = tokens.with_dropped(context)
     answers.append(answer_tokens(question, tokens))
     windows += make_windows(tokenizer, number, ids, shown, settings)
   return windows, answers
@@ -177,7 +176,7 @@ def answer_tokens(question: Question, context: TokenSpans) -> tuple | None:
   """
   for text, first in question.answers:
     end = _end_of(text, question.context, first) if first >= 0 else None
-    span = offsets.covering(context, first, end) if end else None
+    span = context.covering(first, end) if end else None
     if span:
       return span
   return None

@@ -34,7 +34,7 @@ def words_alone(encoder: tokenization.Encoder) -> np.ndarray:
   for number, text in enumerate(encoder.texts):
     letters = text.lstrip(encoder.mark)
     signs = sum(unicodedata.category(char)[0] in "PS" for char in letters)
-    is_chinese = any(map(tokenization.is_chinese_char, letters))
+    is_chinese = tokenization.has_chinese(letters)
     alone[number] = is_chinese or 0 < signs == len(letters)
   return alone
 

@@ -151,8 +151,8 @@ def test_basic_tokenizer_by_hand(lower, text, want):
   ],
 )
 def test_chinese_characters(inside, outside):
-  assert all(map(tokenization.is_chinese_char, map(chr, inside)))
-  assert not any(map(tokenization.is_chinese_char, map(chr, outside)))
+  assert all(map(tokenization.has_chinese, map(chr, inside)))
+  assert not any(map(tokenization.has_chinese, map(chr, outside)))
 
 
 def test_wordpiece_by_hand():

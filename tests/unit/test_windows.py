@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tokenization
-from finetuning import offsets, windows
-from finetuning.offsets import TokenSpans
+from finetuning import windows
 from finetuning.windows import AnswerSettings
+from text_encoders import TokenSpans
 
 
 def cut_by(max_seq_length, doc_stride):
@@ -122,7 +122,7 @@ def test_a_character_of_several_sentencepiece_tokens(sentencepiece):
   ],
 )
 def test_dropped_characters_belong_to_a_token(wordpiece, text, parts):
-  spans = offsets.with_dropped(text, wordpiece.encode_with_spans(text))
+  spans = wordpiece.encode_with_spans(text).with_dropped(text)
   found = [text[a:b] for a, b in zip(spans.starts, spans.ends, strict=True)]
   assert found == parts
 
@@ -137,7 +137,7 @@ def there_and_back(tokenizer, context, answer):
     "q", "?", context, ((answer, context.index(answer)),)
   )
   spans = tokenizer.encode_with_spans(context)
-  shown = offsets.with_dropped(context, spans)
+  shown = spans.with_dropped(context)
   tokens = windows.answer_tokens(question, spans)
   if tokens is None:
     return None
@@ -207,13 +207,13 @@ def test_any_answer_is_found_again(request, kind, text, data):
   """What tokens show, as an answer, are tokens that show the same."""
   tokenizer = request.getfixturevalue(kind)
   spans = tokenizer.encode_with_spans(text)
-  shown = offsets.with_dropped(text, spans)
+  shown = spans.with_dropped(text)
   if not len(spans.ids):
     return
   numbers = st.integers(0, len(spans.ids) - 1)
   first, last = sorted([data.draw(numbers), data.draw(numbers)])
   start, end = shown.starts[first], shown.ends[last]
-  tokens = offsets.covering(spans, start, end)
+  tokens = spans.covering(start, end)
   if tokens is not None:
     assert cut(text, shown, tokens) == text[start:end].strip()
 
