@@ -4,10 +4,10 @@ A settings file lists them in the order in which they are applied:
 
   {"filters": [{"filter": "words", "min": 50, "max": 100000}, ...]}
 
-Those of `_LINES` remove lines, those of `_DOCUMENTS` measure a document, which
-is removed if a number is below `min` or above `max`. configs/filters has what
-was published. Words are what stands between spaces, so filters that count them
-are for languages that have spaces.
+Those of `_LINES` remove lines, "citations" takes marks out of lines, and those
+of `_DOCUMENTS` measure a document, which is removed if a number is below `min`
+or above `max`. configs/filters has what was published. Words are what stands
+between spaces, so filters that count them are for languages that have spaces.
 """
 
 import dataclasses
@@ -34,6 +34,9 @@ _SENTENCE_BREAK = re.compile(
   r"""[.!?。？！](?:["'”’)]*[ ]+["'“‘(]*[^\W_a-z]|(?<=[。？！])(?=.))"""
 )
 _PARAGRAPH_BREAK = re.compile(r"\n\n+")
+# Wikipedia's, as C4's code has them.
+_CITATIONS = "citations"
+_CITATION_MARK = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
 _ELLIPSIS = ("...", "…")
 _BULLETS = ("•", "-", "*", "‣", "●")
 _POLICY = (
@@ -320,11 +323,32 @@ class _LineFilter(_Filter):
     return _Document([line for line in document.all_lines if line not in gone])
 
 
+class _CitationFilter(_Filter):
+  """One that takes marks such as [12] and [edit] out of lines."""
+
+  def apply(self, document: _Document, counts: "Counts") -> _Document | None:
+    if "[" not in document.text:
+      return document
+    lines = []
+    for line in document.all_lines:
+      marks = _CITATION_MARK.findall(line)
+      if marks:
+        counts.add(self.label, " ".join(marks), lines=1)
+        line = _CITATION_MARK.sub("", line).strip()
+      if line or not marks:
+        lines.append(line)
+    return _Document(lines)
+
+
 def _filter(line: dict) -> _Filter:
   """ValueError for a line that is none."""
   measures = {**_LINES, **_DOCUMENTS}
-  json_files.expect(line, {"filter": tuple(measures)})
+  json_files.expect(line, {"filter": (*measures, _CITATIONS)})
   name = line["filter"]
+  if name == _CITATIONS:
+    if len(line) > 1:
+      raise ValueError(f"the filter {name} has no min, max or options")
+    return _CitationFilter(name, _Measure(len), {}, 0, 0)
   measure = measures[name]
   json_files.expect(line, measure.options | {"min?": float, "max?": float})
   known = {key.rstrip("?") for key in measure.options}

@@ -229,6 +229,28 @@ def test_published_filters():
   assert left == good
 
 
+def test_citation_marks_leave_lines():
+  chain = Filters(json.dumps({"filters": [{"filter": "citations"}]}))
+  counts = Counts()
+  lines = [
+    "See[1] that [citation needed].",
+    "",
+    "[edit]",
+    "a [2b] x[]",
+    "[3 4]",
+  ]
+  left, reason = chain.clean(lines, counts)
+  assert left == ["See that .", "", "a [2b] x", "[3 4]"] and not reason
+  removed = counts["citations"]
+  assert (removed.lines, removed.documents) == (3, 0)
+  assert removed.examples == ["[1] [citation needed]", "[edit]", "[]"]
+  # A line of marks alone is no end of a paragraph, and C4's do it first.
+  words = "The words of a line with marks are here[4]."
+  assert (
+    Filters.load("c4").clean([words] * 3, Counts())[0] == [words[:-4] + "."] * 3
+  )
+
+
 def test_no_filters():
   assert Filters.load("").clean(["", "a"], Counts()) == (["", "a"], "")
 
@@ -241,6 +263,7 @@ WRONG = {
   '{"filters": [{"filter": "top_sequence", "max": 1}]}': "size is missing",
   '{"filters": [{"filter": "top_sequence", "size": 1, "max": 1}]}': "size is 1",
   '{"filters": [{"min": 1}]}': "filter is missing",
+  '{"filters": [{"filter": "citations", "max": 0}]}': "citations has no min",
   '{"filters": {}}': "filters is {}, not a list",
   "[": "Expecting value",
 }  # fmt: skip
