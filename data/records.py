@@ -383,8 +383,8 @@ def expand_patterns(patterns: str) -> list[str]:
     ]
     if matches and not files:
       raise DataError(
-        f"{name}: matches {min(matches)}, which is a folder or lies beside "
-        "records: name files exactly"
+        f"{name}: matches {min(matches)}, which is a folder, a link to nothing "
+        "or a file beside records: name files exactly"
       )
     if not files:
       raise DataError(f"{name}: no such file (from {patterns!r})")

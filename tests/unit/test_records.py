@@ -39,7 +39,7 @@ def test_expand_patterns(tmp_path, monkeypatch):
   for patterns, words in {
     "a,c*": r"c\*: no such file",
     " ,": "no input files",
-    "b-0.*,a": r"b-0\.\*: matches b-0.index, which is a folder or lies",
+    "b-0.*,a": r"b-0\.\*: matches b-0.index, which is a folder, a link",
     "a,x": "x: matches x, which is a folder",
     "d[2]": r"d\[2\]: no such file \(from",
   }.items():
