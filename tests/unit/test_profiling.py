@@ -38,7 +38,7 @@ def test_the_window_has_our_ops_and_its_updates(tiny_run, tmp_path, capfd):
   }
   # Two updates of two micro-batches, forward and backward.
   assert 4 in counts("bert/encoder/layer_0/intermediate/MatMul")
-  assert 4 in counts("gradients/bert/encoder/layer_0/output/MatMul_grad")
+  assert 4 in counts("gradients/bert/encoder/layer_0/output_1/MatMul_grad")
   assert counts(":ResourceApplyAdam") == {2}
 
   # The same command goes on; the window is behind it.

@@ -68,7 +68,7 @@ def test_a_stopped_table_is_completed(tmp_path, made):
   assert sorted(names) == sorted(set(names)) and len(names) == 6
   for line in lines:
     at = folder / line["task"] / f"seed_{line['seed']}"
-    found = json_files.read(at / "eval_results.json")
+    found = json_files.read(f"{at}/eval_results.json")
     for metric, value in line["metrics"].items():
       assert value == pytest.approx(100 * found[metric])
     assert not list(at.glob("model.ckpt-*"))
