@@ -257,6 +257,15 @@ class BertConfig:
       and self.attention_bias
     )
 
+  @property
+  def has_rotary_attention(self) -> bool:
+    """Whether rotary positions turn heads of their own, which have biases."""
+    return (
+      self.position_type == "rotary"
+      and self.num_key_value_heads is None
+      and self.attention_bias
+    )
+
   def is_local(self, layer: int) -> bool:
     """Whether layer number `layer`, from 0, attends to near tokens only."""
     return layer % self.global_attn_every_n_layers > 0

@@ -42,6 +42,8 @@ _POSITION_SCALE = 8.0 / 3.0
 # Attention score of the token that a head looks for, if the layer's input were
 # positions alone. About two thirds of its variance is.
 _SCORE = 17.5
+# The same with rotary positions, by the pairs that turn at least so fast.
+_ROTARY_SCORE, _SLOWEST = 12.0, 0.2  # radians a token
 
 
 def informed_by(source, config: BertConfig, seed: int) -> dict[str, np.ndarray]:
@@ -83,8 +85,10 @@ def informed(
   values = {"bert/embeddings/word_embeddings": words}
   if config.decoder_bias:
     values["cls/predictions/output_bias"] = log_frequencies
-  if config.has_berts_attention:  # to tokens at a distance, by sinusoids
+  if config.has_berts_attention:
     values |= _looking_at_neighbours(config, seed)
+  elif config.has_rotary_attention:
+    values |= _turned_to_neighbours(config, seed)
   return {name: array.astype(np.float32) for name, array in values.items()}
 
 
@@ -103,6 +107,31 @@ def _looking_at_neighbours(config: BertConfig, seed: int) -> dict:
     "bert/embeddings/position_embeddings": positions,
     f"{attention}/self/query/kernel": query,
     f"{attention}/self/key/kernel": key,
+    f"{attention}/self/value/kernel": value,
+    f"{attention}/output/dense/kernel": output,
+  }
+
+
+def _turned_to_neighbours(config: BertConfig, seed: int) -> dict:
+  """The first layer's attention where rotary positions turn its heads.
+
+  All tokens have a head's query u, by its bias, and its key, u turned back by
+  the head's offset o. Positions i and j turn them, so that the score is the sum
+  of u_k^2 cos((i + o - j) f_k) over pairs k, largest at j = i + o.
+  """
+  size, hidden = config.head_size, config.hidden_size
+  heads = config.num_attention_heads
+  turns = config.global_rope_theta ** (-np.arange(0, size, 2) / size)
+  is_fast = turns >= _SLOWEST
+  query = np.sqrt(_ROTARY_SCORE * math.sqrt(size) / is_fast.sum()) * is_fast
+  angles = turns * np.array([offset(head) for head in range(heads)])[:, None]
+  key = np.append(query * np.cos(angles), -query * np.sin(angles), axis=1)
+  rng = np.random.default_rng([seed, hidden, heads])
+  value, output = rng.normal(size=[2, hidden, hidden]) / math.sqrt(hidden)
+  attention = "bert/encoder/layer_0/attention"
+  return {
+    f"{attention}/self/query/bias": np.tile(np.append(query, 0 * query), heads),
+    f"{attention}/self/key/bias": key.ravel(),
     f"{attention}/self/value/kernel": value,
     f"{attention}/output/dense/kernel": output,
   }

@@ -12,7 +12,7 @@ import input_pipeline
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from data import cooccurrences, tf_example, tfrecord, unigrams
-from model import initial_weights
+from model import attention, initial_weights, kernels
 from model.bert_config import BertConfig
 
 
@@ -70,6 +70,37 @@ def test_each_head_attends_to_its_neighbour(hidden, heads, stddev):
     assert max(at, key=at.get) == own, (head, at)
     assert at[own] > 0.35, (head, at)
   assert [*map(initial_weights.offset, range(5))] == [-1, 1, -2, 2, -3]
+
+
+@pytest.mark.parametrize("theta", [10_000.0, 160_000.0])
+@pytest.mark.parametrize("hidden, heads", [(128, 2), (256, 4), (768, 12)])
+def test_each_rotary_head_attends_to_its_neighbour(hidden, heads, theta):
+  """By the model's own rotation, with words by random kernels besides."""
+  config = BertConfig(
+    100, hidden_size=hidden, num_attention_heads=heads,
+    position_type="rotary", global_rope_theta=theta,
+  )  # fmt: skip
+  values = initial_weights.informed(config, np.zeros(100), neighbours(100), 3)
+  assert "bert/embeddings/position_embeddings" not in values
+  rng, length = np.random.default_rng(3), 40
+  words = rng.normal(size=[50, length, hidden])
+  with tf.Graph().as_default(), tf.Session() as session:
+    turns = attention.rotary(config, theta, None, length)
+    turned = []
+    for name in ("query", "key"):
+      x = words @ (rng.normal(size=[hidden, hidden]) * 0.02)
+      x += values[f"bert/encoder/layer_0/attention/self/{name}/bias"]
+      x = x.reshape(50, length, heads, -1).swapaxes(1, 2).astype("float32")
+      turned.append(session.run(kernels.turn(x, *turns)))
+  scores = turned[0] @ turned[1].swapaxes(2, 3) / np.sqrt(hidden // heads)
+  probs = np.exp(scores - scores.max(-1, keepdims=True))
+  probs = (probs / probs.sum(-1, keepdims=True)).mean(0)
+  places = np.arange(10, 30)
+  for head, around in enumerate(probs):
+    own = initial_weights.offset(head)
+    at = {o: around[places, places + o].mean() for o in range(-9, 10)}
+    assert max(at, key=at.get) == own, (head, at)
+    assert at[own] > 0.35, (head, at)
 
 
 def test_sinusoids_move_by_rotation():
