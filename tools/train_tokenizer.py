@@ -265,8 +265,8 @@ class Settings:
     "Tokens of the vocabulary at most; small texts may give fewer.",
     low=1, high=_MAX_VOCAB_SIZE)
   sample_mb: int = setting(64,
-    "MB of text to learn from at most: of more, lines chosen by chance. Memory "
-    "is 20 times as much for sentencepiece.", low=1)
+    "Megabytes of text to learn from at most; of more, some lines by chance. "
+    "For sentencepiece memory is 20 times as much.", low=1)
   tokenizer: str = setting("wordpiece",
     "What to train. wordpiece: BERT's vocab.txt. sentencepiece: a unigram "
     "model. bpe: a byte-level BPE, as Hugging Face's tokenizer.json.",

@@ -22,7 +22,8 @@ _NOUNS = re.compile(
   r"\b(seed|stage|columns|stride|factor|share|exponent|learning rate|number"
   r"|norm|ratio|speed|difference|records?|examples?|tokens|updates|steps"
   r"|warm-up steps|micro-batches|batches|epochs|ranks|all-reduces|threads"
-  r"|checkpoints|minutes|evaluations|overflows|answers|words|copies|processes)\b",
+  r"|checkpoints|minutes|evaluations|overflows|answers|words|copies|processes"
+  r"|megabytes)\b",
   re.I,
 )
 
