@@ -35,7 +35,6 @@ _SENTENCE_BREAK = re.compile(
 )
 _PARAGRAPH_BREAK = re.compile(r"\n\n+")
 # Wikipedia's, as C4's code has them.
-_CITATIONS = "citations"
 _CITATION_MARK = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
 _ELLIPSIS = ("...", "…")
 _BULLETS = ("•", "-", "*", "‣", "●")
@@ -323,10 +322,12 @@ class _LineFilter(_Filter):
     return _Document([line for line in document.all_lines if line not in gone])
 
 
-class _CitationFilter(_Filter):
-  """One that takes marks such as [12] and [edit] out of lines."""
+class _Citations:
+  """The filter that takes marks such as [12] and [edit] out of lines."""
 
-  def apply(self, document: _Document, counts: "Counts") -> _Document | None:
+  label = "citations"
+
+  def apply(self, document: _Document, counts: "Counts") -> _Document:
     if "[" not in document.text:
       return document
     lines = []
@@ -340,15 +341,15 @@ class _CitationFilter(_Filter):
     return _Document(lines)
 
 
-def _filter(line: dict) -> _Filter:
+def _filter(line: dict) -> _Filter | _Citations:
   """ValueError for a line that is none."""
   measures = {**_LINES, **_DOCUMENTS}
-  json_files.expect(line, {"filter": (*measures, _CITATIONS)})
+  json_files.expect(line, {"filter": (*measures, _Citations.label)})
   name = line["filter"]
-  if name == _CITATIONS:
+  if name == _Citations.label:
     if len(line) > 1:
       raise ValueError(f"the filter {name} has no min, max or options")
-    return _CitationFilter(name, _Measure(len), {}, 0, 0)
+    return _Citations()
   measure = measures[name]
   json_files.expect(line, measure.options | {"min?": float, "max?": float})
   known = {key.rstrip("?") for key in measure.options}
@@ -369,7 +370,7 @@ def _filter(line: dict) -> _Filter:
 
 
 @functools.cache
-def _chain(source: str) -> list[_Filter]:
+def _chain(source: str) -> list[_Filter | _Citations]:
   return list(map(_filter, _settings(source)))
 
 

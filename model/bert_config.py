@@ -248,22 +248,17 @@ class BertConfig:
     return self.mlm_head and not self.has_pooler
 
   @property
+  def has_plain_heads(self) -> bool:
+    """Whether each head has keys and values of its own, and biases."""
+    return self.num_key_value_heads is None and self.attention_bias
+
+  @property
   def has_berts_attention(self) -> bool:
     """Whether the keys of attention say what BERT's is."""
     return (
       self.position_type == "absolute"
       and self.global_attn_every_n_layers == 1
-      and self.num_key_value_heads is None
-      and self.attention_bias
-    )
-
-  @property
-  def has_rotary_attention(self) -> bool:
-    """Whether rotary positions turn heads of their own, which have biases."""
-    return (
-      self.position_type == "rotary"
-      and self.num_key_value_heads is None
-      and self.attention_bias
+      and self.has_plain_heads
     )
 
   def is_local(self, layer: int) -> bool:

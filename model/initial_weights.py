@@ -85,56 +85,37 @@ def informed(
   values = {"bert/embeddings/word_embeddings": words}
   if config.decoder_bias:
     values["cls/predictions/output_bias"] = log_frequencies
-  if config.has_berts_attention:
+  is_rotary = config.position_type == "rotary" and config.has_plain_heads
+  if config.has_berts_attention or is_rotary:
     values |= _looking_at_neighbours(config, seed)
-  elif config.has_rotary_attention:
-    values |= _turned_to_neighbours(config, seed)
   return {name: array.astype(np.float32) for name, array in values.items()}
 
 
 def _looking_at_neighbours(config: BertConfig, seed: int) -> dict:
-  """Positions, and the first layer's attention, which reads them."""
+  """The first layer's attention, and the positions that it reads."""
   hidden, heads = config.hidden_size, config.num_attention_heads
   rng = np.random.default_rng([seed, hidden, heads])
-  query, key = attention_to_neighbours(hidden, heads, rng)
+  attention = "bert/encoder/layer_0/attention"
+  values = {}
+  if config.position_type == "rotary":
+    query, key = biases_to_neighbours(
+      config.head_size, heads, config.global_rope_theta
+    )
+    values[f"{attention}/self/query/bias"] = query
+    values[f"{attention}/self/key/bias"] = key
+  else:
+    query, key = attention_to_neighbours(hidden, heads, rng)
+    values[f"{attention}/self/query/kernel"] = query
+    values[f"{attention}/self/key/kernel"] = key
+    rows = dict(embedding_tables(config))["position"]
+    scale = math.sqrt(2.0) * _POSITION_SCALE * config.initializer_range
+    positions = scale * sinusoids(rows, hidden)
+    values["bert/embeddings/position_embeddings"] = positions
   # They keep the variance of what they multiply.
   value, output = rng.normal(size=[2, hidden, hidden]) / math.sqrt(hidden)
-  rows = dict(embedding_tables(config))["position"]
-  positions = sinusoids(rows, hidden)
-  positions *= math.sqrt(2.0) * _POSITION_SCALE * config.initializer_range
-  attention = "bert/encoder/layer_0/attention"
-  return {
-    "bert/embeddings/position_embeddings": positions,
-    f"{attention}/self/query/kernel": query,
-    f"{attention}/self/key/kernel": key,
-    f"{attention}/self/value/kernel": value,
-    f"{attention}/output/dense/kernel": output,
-  }
-
-
-def _turned_to_neighbours(config: BertConfig, seed: int) -> dict:
-  """The first layer's attention where rotary positions turn its heads.
-
-  All tokens have a head's query u, by its bias, and its key, u turned back by
-  the head's offset o. Positions i and j turn them, so that the score is the sum
-  of u_k^2 cos((i + o - j) f_k) over pairs k, largest at j = i + o.
-  """
-  size, hidden = config.head_size, config.hidden_size
-  heads = config.num_attention_heads
-  turns = config.global_rope_theta ** (-np.arange(0, size, 2) / size)
-  is_fast = turns >= _SLOWEST
-  query = np.sqrt(_ROTARY_SCORE * math.sqrt(size) / is_fast.sum()) * is_fast
-  angles = turns * np.array([offset(head) for head in range(heads)])[:, None]
-  key = np.append(query * np.cos(angles), -query * np.sin(angles), axis=1)
-  rng = np.random.default_rng([seed, hidden, heads])
-  value, output = rng.normal(size=[2, hidden, hidden]) / math.sqrt(hidden)
-  attention = "bert/encoder/layer_0/attention"
-  return {
-    f"{attention}/self/query/bias": np.tile(np.append(query, 0 * query), heads),
-    f"{attention}/self/key/bias": key.ravel(),
-    f"{attention}/self/value/kernel": value,
-    f"{attention}/output/dense/kernel": output,
-  }
+  values[f"{attention}/self/value/kernel"] = value
+  values[f"{attention}/output/dense/kernel"] = output
+  return values
 
 
 def word_embeddings(
@@ -224,3 +205,19 @@ def attention_to_neighbours(hidden: int, heads: int, rng) -> tuple:
     [of_sine * cos + of_cosine * sin, of_cosine * cos - of_sine * sin], axis=1
   )
   return query.reshape(hidden, hidden), key.reshape(hidden, hidden)
+
+
+def biases_to_neighbours(size: int, heads: int, theta: float) -> tuple:
+  """Biases of queries and keys, float64 [H], that rotary positions turn.
+
+  All tokens have a head's query u, and its key, u turned back by the head's
+  offset o. Positions i and j turn them, so that the score is the sum of
+  u_k^2 cos((i + o - j) f_k) over pairs k of the head's `size` numbers, largest
+  at j = i + o.
+  """
+  turns = theta ** (-np.arange(0, size, 2) / size)
+  is_fast = turns >= _SLOWEST
+  query = np.sqrt(_ROTARY_SCORE * math.sqrt(size) / is_fast.sum()) * is_fast
+  angles = turns * np.array([offset(head) for head in range(heads)])[:, None]
+  key = np.append(query * np.cos(angles), -query * np.sin(angles), axis=1)
+  return np.tile(np.append(query, 0 * query), heads), key.ravel()
