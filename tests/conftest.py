@@ -1,5 +1,6 @@
 """Fixtures that several test modules share."""
 
+import functools
 import gzip
 import os
 import shutil
@@ -9,6 +10,8 @@ import tempfile
 import pytest
 from samples import (
   LETTERS,
+  create,
+  settings_of,
   write_config,
   write_documents,
   write_packed,
@@ -106,3 +109,19 @@ def texts(tmp_path):
     gzip.compress(b"\n" + (tmp_path / "b").read_bytes())
   )
   return f"{tmp_path}/*.txt*"
+
+
+@pytest.fixture
+def settings_for(tmp_path, texts, letters):
+  """`settings_of` these texts, but for the keywords given."""
+  return functools.partial(
+    settings_of, tmp_path, input_file=texts, vocab_file=letters
+  )
+
+
+@pytest.fixture
+def make(tmp_path, texts, letters):
+  """Makes the records of `settings_for`; returns their summary."""
+  return functools.partial(
+    create, tmp_path, input_file=texts, vocab_file=letters
+  )

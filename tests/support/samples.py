@@ -4,9 +4,13 @@ import json
 import os
 
 import numpy as np
+from absl import flags
 
 import tokenization
-from data import creation, launchers, records, tf_example, tfrecord
+from common import settings
+from data import creation, launchers, records, tf_example, tfrecord, work_dir
+
+work_dir._POLL_SECONDS = 0.005  # what tests wait for takes no longer
 
 TINY = dict(
   vocab_size=100,
@@ -33,11 +37,17 @@ def fake_records(count, seed, s=32, p=5, vocab_size=100, examples_per_record=1):
   return [records.fake_features(rng, *sizes) for _ in range(count)]
 
 
+def write_shard(path, made):
+  """Writes records of these features; returns what a manifest says of them."""
+  with tfrecord.shard_writer(str(path)) as writer:
+    for features in made:
+      writer.write(tf_example.encode_example(features))
+  return writer.info
+
+
 def write_records(path, count, seed=0, **sizes):
   """Writes `count` records of random tokens; returns the path as a string."""
-  with tfrecord.shard_writer(str(path)) as writer:
-    for features in fake_records(count, seed, **sizes):
-      writer.write(tf_example.encode_example(features))
+  write_shard(path, fake_records(count, seed, **sizes))
   return str(path)
 
 
@@ -55,10 +65,7 @@ def write_packed(folder, dynamic=False, s=32):
       for name in ("positions", "ids", "weights"):
         del features[f"masked_lm_{name}"]
       features["is_continuation"] = (features["input_ids"] % 3 == 0) * 1
-    with tfrecord.shard_writer(str(folder / f"data-{i}.tfrecord")) as writer:
-      for features in made:
-        writer.write(tf_example.encode_example(features))
-    files.append(writer.info)
+    files.append(write_shard(folder / f"data-{i}.tfrecord", made))
     examples += sum(int(features["input_mask"].max()) for features in made)
   records.Manifest(
     max_seq_length=s,
@@ -107,11 +114,11 @@ def write_documents(path, count, seed=0):
 def settings_of(tmp_path, input_file, vocab_file, **changes):
   """Settings that make records of up to 32 tokens in tmp_path/out.
 
-  `num_workers` is among the changes, too.
+  `num_workers`, and another name for `out`, are among the changes, too.
   """
   values = dict(
     input_file=input_file,
-    output_file=f"{tmp_path}/out/train.tfrecord",
+    output_file=f"{tmp_path}/{changes.pop('out', 'out')}/train.tfrecord",
     vocab_file=vocab_file,
     max_seq_length=32,
     max_predictions_per_seq=6,
@@ -131,3 +138,12 @@ def contents(folder):
   return {
     name: (folder / name).read_bytes() for name in sorted(os.listdir(folder))
   }
+
+
+def parsed(kind, words):
+  """The settings of a command with these words, and those that are no flags."""
+  values = flags.FlagValues()
+  values.set_gnu_getopt()
+  settings.define_flags(kind, values)
+  _, *others = values(["command", *map(str, words)])
+  return settings.from_flags(kind, values), others

@@ -42,22 +42,28 @@ def all_examples(summary):
   return [feature_values(r) for r in tfrecord.RecordSet(paths)]
 
 
+@pytest.fixture
+def make_of(tmp_path, letters):
+  """Makes records of a text alone; returns their summary."""
+
+  def make(text, **changes):
+    content = text if isinstance(text, bytes) else text.encode()
+    (tmp_path / "t.txt").write_bytes(content)
+    return create(
+      tmp_path, f"{tmp_path}/t.txt", **{"vocab_file": letters, **changes}
+    )
+
+  return make
+
+
 def test_any_number_of_workers_gives_the_same_bytes(
-  tmp_path, texts, letters, monkeypatch
+  tmp_path, make, monkeypatch
 ):
   monkeypatch.setattr(text_files, "PIECE_BYTES", 1500)  # several pieces
   made = []
   for number in (1, 2, 3):
-    out = tmp_path / f"out{number}"
-    create(
-      tmp_path,
-      texts,
-      letters,
-      output_file=f"{out}/train.tfrecord",
-      num_workers=number,
-      num_shards=4,
-    )
-    made.append(contents(out))
+    make(out=f"{number}", num_workers=number, num_shards=4)
+    made.append(contents(tmp_path / f"{number}"))
   assert list(made[0])[:3] == [
     "train-00000-of-00004.tfrecord",
     "train-00000-of-00004.tfrecord.index",
@@ -67,12 +73,12 @@ def test_any_number_of_workers_gives_the_same_bytes(
   assert made[0] == made[1] == made[2]
 
 
-def test_the_seed_decides_the_bytes(tmp_path, texts, letters):
-  def made(seed):
-    create(tmp_path, texts, letters, random_seed=seed)
-    return (tmp_path / "out" / "train.tfrecord").read_bytes()
-
-  assert made(1) == made(1) != made(2)
+def test_the_seed_decides_the_bytes(tmp_path, make):
+  made = []
+  for seed in (1, 1, 2):
+    make(random_seed=seed)
+    made.append((tmp_path / "out/train.tfrecord").read_bytes())
+  assert made[0] == made[1] != made[2]
 
 
 def documents_by_google_rules(paths, tokenizer):
@@ -99,15 +105,13 @@ def stored_documents(store):
   ]
 
 
-def store_of(folder, paths, letters, block_tokens=1 << 20, **text):
+def store_of(folder, paths, letters, block_tokens=1 << 20):
   """Tokenizes files into a store; returns its counts."""
   spec = corpus.TokenizerSpec("wordpiece", letters, True, "")
-  os.makedirs(folder, exist_ok=True)
   with corpus.StoreWriter(str(folder), len(LETTERS)) as writer:
     for i, piece in enumerate(text_files.split_into_pieces(paths)):
-      task = corpus.PieceTask(
-        piece, f"{folder}/{i}", text_files.TextFormat(**text), spec, False
-      )
+      text = text_files.TextFormat()
+      task = corpus.PieceTask(piece, f"{folder}/{i}", text, spec, False)
       corpus.tokenize_piece(task, str(folder))
       for number in itertools.count():
         if not os.path.exists(task.chunk_file(number)):
@@ -140,11 +144,9 @@ def test_text_is_read_as_google_bert_reads_it(
 
 @pytest.mark.parametrize("whole_words", [False, True])
 def test_records_mean_what_google_bert_means(
-  tmp_path, texts, letters, whole_words
+  tmp_path, make, letters, whole_words
 ):
-  summary = create(
-    tmp_path, texts, letters, do_whole_word_mask=whole_words, num_shards=3
-  )
+  summary = make(do_whole_word_mask=whole_words, num_shards=3)
   tokenizer = tokenization.FullTokenizer(letters)
   (tmp_path / "b").rename(tmp_path / "b.txt")
   lines = [(tmp_path / n).read_text().split("\n") for n in ("a.txt", "b.txt")]
@@ -176,7 +178,7 @@ def test_records_mean_what_google_bert_means(
       tokens = " ".join(tokenizer.convert_ids_to_tokens(segment))
       assert segment and f" {tokens} " in flat
   c = summary.manifest.counts
-  assert c["examples"] == len(examples) == len(all_examples(summary))
+  assert c["examples"] == len(examples)
   assert c["real_tokens"] == sum(sum(e["input_mask"]) for e in examples)
   masked = sum(int(sum(e["masked_lm_weights"])) for e in examples)
   assert c["masked_tokens"] == masked
@@ -208,17 +210,10 @@ def unpacked(record):
     )
 
 
-def test_packed_records_hold_the_same_examples(tmp_path, texts, letters):
+def test_packed_records_hold_the_same_examples(make):
   made = {}
   for size in (1, 4):
-    summary = create(
-      tmp_path,
-      texts,
-      letters,
-      examples_per_record=size,
-      short_seq_prob=0.9,
-      num_shards=2,
-    )
+    summary = make(examples_per_record=size, short_seq_prob=0.9, num_shards=2)
     rows = all_examples(summary)
     assert {len(r["next_sentence_labels"]) for r in rows} == {size}
     made[size] = sorted(e for r in rows for e in unpacked(r))
@@ -232,17 +227,11 @@ def test_packed_records_hold_the_same_examples(tmp_path, texts, letters):
 
 
 @pytest.mark.parametrize("whole_words", [False, True])
-def test_masks_are_left_to_training(tmp_path, texts, letters, whole_words):
+def test_masks_are_left_to_training(make, whole_words):
   made = {}
+  words = dict(do_whole_word_mask=whole_words, examples_per_record=2)
   for dynamic in (False, True):
-    summary = create(
-      tmp_path,
-      texts,
-      letters,
-      dynamic_masks=dynamic,
-      do_whole_word_mask=whole_words,
-      examples_per_record=2,
-    )
+    summary = make(dynamic_masks=dynamic, **words)
     rows = all_examples(summary)
     made[dynamic] = [e[:2] + e[3:] for r in rows for e in unpacked(r)]
   assert made[True] == made[False]
@@ -257,11 +246,11 @@ def test_masks_are_left_to_training(tmp_path, texts, letters, whole_words):
 
 
 @pytest.mark.parametrize("cross", [False, True])
-def test_sequences_for_masked_lm_alone(tmp_path, texts, letters, cross):
+def test_sequences_for_masked_lm_alone(settings_for, cross):
   """Full ones; a record's segments are its documents, 0 and 1 in turn."""
-  settings = settings_of(
-    tmp_path, texts, letters, objective="mlm", cross_documents=cross,
-    dynamic_masks=True, examples_per_record=1 if cross else 4,
+  settings = settings_for(
+    objective="mlm", cross_documents=cross, dynamic_masks=True,
+    examples_per_record=1 if cross else 4,
   )  # fmt: skip
   assert settings.short_seq_prob == 0.0
   summary = creation.create(settings)
@@ -289,46 +278,35 @@ def test_sequences_for_masked_lm_alone(tmp_path, texts, letters, cross):
   assert real / (len(rows) * SEQ) > 0.9
 
 
-def test_a_single_document_suffices_for_masked_lm_alone(tmp_path, letters):
-  text = tmp_path / "one.txt"
-  text.write_text("a b c d\n" * 30)
-  summary = create(tmp_path, str(text), letters, objective="mlm")
-  counts = summary.manifest.counts
+def test_a_single_document_suffices_for_masked_lm_alone(make_of):
+  counts = make_of("a b c d\n" * 30, objective="mlm").manifest.counts
   assert counts["documents"] == 1 and counts["tokens"] == 120
 
 
-def test_a_vocabulary_of_symbols(tmp_path):
+def test_a_vocabulary_of_symbols(tmp_path, make_of):
   """As of proteins: nine words, which are letters; no token is unknown."""
-  vocabulary, text = tmp_path / "symbols.txt", tmp_path / "proteins.txt"
   tokens = [*tokenization.SPECIAL_TOKENS, *"MKTAYIQRL"]
-  vocabulary.write_text("\n".join(tokens) + "\n")
-  text.write_text("M K T A Y I\nQ R L M K T\n\n" * 20)
-  summary = create(
-    tmp_path,
-    str(text),
-    str(vocabulary),
-    do_lower_case=False,
-    dynamic_masks=True,
-  )
+  (tmp_path / "symbols.txt").write_text("\n".join(tokens) + "\n")
+  flags = dict(do_lower_case=False, dynamic_masks=True)
+  flags["vocab_file"] = f"{tmp_path}/symbols.txt"
+  summary = make_of("M K T A Y I\nQ R L M K T\n\n" * 20, **flags)
   seen = {i for row in all_examples(summary) for i in row["input_ids"]}
   assert seen == {tokens.index(t) for t in tokens} - {1, 4}
   drawn = summary.manifest.mask_settings()
   assert (drawn.mask_id, drawn.vocab_size) == (4, 14)
 
 
-def test_a_shard_of_several_blocks(tmp_path, texts, letters, monkeypatch):
+def test_a_shard_of_several_blocks(make, monkeypatch):
   """Blocks bound memory; what they hold together stays the same."""
-  make = lambda **changes: create(
-    tmp_path, texts, letters, examples_per_record=3, **changes
-  )
   made = {}
   for size in (1 << 24, 1 << 13):
     monkeypatch.setattr(creation, "_BLOCK_BYTES", size)
-    summary = make(num_shards=2)
+    summary = make(num_shards=2, examples_per_record=3)
     rows = all_examples(summary)
     made[size] = sorted(e[:2] + e[3:] for r in rows for e in unpacked(r))
     assert summary.manifest.counts["examples"] == len(made[size])
-  assert make().manifest.settings["num_shards"] > 4  # so they were blocks
+  shards_of_blocks = make(examples_per_record=3).manifest.settings["num_shards"]
+  assert shards_of_blocks > 4  # so they were blocks
   # Which random segment follows does not depend on blocks either.
   assert made[1 << 24] == made[1 << 13]
 
@@ -354,22 +332,16 @@ def test_a_document_longer_than_a_block_is_cut(tmp_path, letters, monkeypatch):
   assert [sum(map(len, p)) for p in parts] == want
 
 
-@pytest.mark.parametrize("dynamic, copies", [(False, 10), (True, 1)])
-def test_new_masks_need_no_copies(tmp_path, dynamic, copies):
-  settings = settings_of(
-    tmp_path, "t.txt", "v.txt", dupe_factor=None, dynamic_masks=dynamic
-  )
-  assert settings.dupe_factor == copies
+def test_new_masks_need_no_copies(settings_for):
+  for dynamic, copies in (False, 10), (True, 1):
+    settings = settings_for(dupe_factor=None, dynamic_masks=dynamic)
+    assert settings.dupe_factor == copies
 
 
-def test_next_sentence_label_tells_the_document(tmp_path, letters):
+def test_next_sentence_label_tells_the_document(make_of):
   # Every document repeats its own letter, so tokens tell the document.
-  alphabet = "abcdefghijklmnop"
-  text = tmp_path / "letters.txt"
-  text.write_text(
-    "\n\n".join("\n".join([f"{c} {c} {c}"] * 30) for c in alphabet)
-  )
-  summary = create(tmp_path, str(text), letters, masked_lm_prob=0.01)
+  documents = [f"{c} {c} {c}\n" * 30 for c in "abcdefghijklmnop"]
+  summary = make_of("\n".join(documents), masked_lm_prob=0.01)
   first = LETTERS.index("a")
   for e in all_examples(summary):
     n = sum(e["input_mask"])
@@ -392,12 +364,9 @@ def test_next_sentence_label_tells_the_document(tmp_path, letters):
   ],
 )
 def test_pairs_that_teach_no_next_sentence_have_a_note(
-  tmp_path, letters, document, objective, told
+  make_of, document, objective, told
 ):
-  (tmp_path / "t.txt").write_text(f"{document}\n\n" * 40)
-  summary = create(
-    tmp_path, str(tmp_path / "t.txt"), letters, objective=objective
-  )
+  summary = make_of(f"{document}\n\n" * 40, objective=objective)
   note = "few documents have a next sentence to learn"
   report = create_pretraining_data.report(summary)
   assert (note in report) == told, report
@@ -409,10 +378,8 @@ def test_pairs_that_teach_no_next_sentence_have_a_note(
   assert (note in " ".join(table.split())) == told, table
 
 
-def test_manifest_counts(tmp_path, letters):
-  text = tmp_path / "t.txt"
-  text.write_text("a a b ?\na\n\nb a . ?\n")
-  summary = create(tmp_path, str(text), letters)
+def test_manifest_counts(tmp_path, make_of, letters):
+  summary = make_of("a a b ?\na\n\nb a . ?\n")
   c = summary.manifest.counts
   assert c["tokens"] == 9 and c["unknown_tokens"] == 2
   assert (c["documents"], c["sentences"]) == (2, 3)
@@ -453,15 +420,16 @@ SHARES = {
 @pytest.mark.parametrize("whole_words", [False, True])
 @pytest.mark.parametrize("lines, share", SHARES.values(), ids=SHARES)
 def test_letters_that_no_token_spells_are_counted(
-  tmp_path, lines, share, whole_words
+  tmp_path, make_of, lines, share, whole_words
 ):
-  text, vocab = tmp_path / "t.txt", tmp_path / "vocab.txt"
-  text.write_text("\n".join([*lines[::2], "", *lines[1::2]]))
   letters = sorted(set(unicodedata.normalize("NFD", "".join(lines))))
   pieces = [f"##{letter}" for letter in letters]
+  vocab = tmp_path / "vocab.txt"
   vocab.write_text("\n".join([*tokenization.SPECIAL_TOKENS, *letters, *pieces]))
-  summary = create(
-    tmp_path, str(text), str(vocab), do_whole_word_mask=whole_words
+  summary = make_of(
+    "\n".join([*lines[::2], "", *lines[1::2]]),
+    vocab_file=str(vocab),
+    do_whole_word_mask=whole_words,
   )
   counts = summary.manifest.counts
   total = len("".join(lines).replace(" ", ""))
@@ -484,48 +452,39 @@ def test_every_copy_of_a_document_is_in_one_block_and_they_are_spread():
       assert len({where[d, c] for c in range(3)}) == min(3, num_blocks)
 
 
-def test_copies_differ(tmp_path, letters):
-  text = tmp_path / "t.txt"
-  text.write_text("\n\n".join(["a b c d e f g h i j k l m n o p q"] * 2))
-  summary = create(tmp_path, str(text), letters, dupe_factor=20)
-  examples = all_examples(summary)
+def test_copies_differ(make_of):
+  text = "\n\n".join(["a b c d e f g h i j k l m n o p q"] * 2)
+  examples = all_examples(make_of(text, dupe_factor=20))
   assert len(examples) == 40
   assert len({tuple(e["masked_lm_positions"]) for e in examples}) > 30
 
 
-def test_file_names(tmp_path, texts, letters):
+PAIR = b"a b c\n\nd e\n"  # the least text
+
+
+def test_file_names(tmp_path, make_of):
   out = tmp_path / "out"
-  summary = create(tmp_path, texts, letters, num_shards=1)
-  assert sorted(os.listdir(out)) == [
-    "train.manifest.json", "train.tfrecord", "train.tfrecord.index",
-  ]  # fmt: skip
+  summary = make_of(PAIR, num_shards=1)
+  names = "train.manifest.json train.tfrecord train.tfrecord.index"
+  assert sorted(os.listdir(out)) == names.split()
   # A list keeps its names.
-  both = f"{out}/first.x,{out}/second.x"
-  again = create(tmp_path, texts, letters, output_file=both)
-  assert sorted(os.listdir(out))[:5] == [
-    "first.manifest.json", "first.x", "first.x.index", "second.x",
-    "second.x.index",
-  ]  # fmt: skip
+  again = make_of(PAIR, output_file=f"{out}/first.x,{out}/second.x")
+  names = "first.manifest.json first.x first.x.index second.x second.x.index"
+  assert sorted(os.listdir(out))[:5] == names.split()
   assert again.manifest.counts == summary.manifest.counts
 
 
-def make(tmp_path, texts, letters, name, **changes):
-  """Records tmp_path/out/NAME."""
-  name = f"{tmp_path}/out/{name}"
-  return create(tmp_path, texts, letters, output_file=name, **changes)
-
-
-def test_a_data_set_removes_its_own_files_only(tmp_path, texts, letters):
+def test_a_data_set_removes_its_own_files_only(tmp_path, make_of):
   out = tmp_path / "out"
   names = ["train.tfrecord", "train2.tfrecord", "train-a.x", "train[1].x"]
   names += ["train*", "trai", "store.x", "lock", "train.tfrecord-0.x"]
   for name in names:
     before = contents(out) if out.exists() else {}
-    make(tmp_path, texts, letters, name, num_shards=2)
+    make_of(PAIR, output_file=f"{out}/{name}", num_shards=2)
     assert contents(out).items() > before.items()
   # Another number of shards replaces its own.
   before = contents(out)
-  make(tmp_path, texts, letters, "train[1].x", num_shards=1)
+  make_of(PAIR, output_file=f"{out}/train[1].x", num_shards=1)
   after = contents(out)
   changed = {name for name in before if before[name] != after.get(name)}
   assert changed and all(name.startswith("train[1]") for name in changed)
@@ -541,17 +500,18 @@ def test_a_data_set_removes_its_own_files_only(tmp_path, texts, letters):
     ("b.x,train-00002-of-00003.x", None, "a file of the data set .*/train.man"),
     ("mine.x", None, "mine.manifest.json.*move it away, or give"),
     ("folder", 1, "out/folder is a folder: give another name"),
-    ("../a.txt", None, "is of --input_file, and would be written"),
+    ("../t.txt", None, "is of --input_file, and would be written"),
     ("in.txt", 2, "in-00000-of-00002.txt is of --input_file, and"),
     ("vocab.txt", 2, "vocab-00001-of-00002.txt is of --vocab_file, and"),
   ],
 )
 def test_files_of_others_stay(
-  tmp_path, texts, letters, name, shards, words, monkeypatch
+  tmp_path, make_of, letters, name, shards, words, monkeypatch
 ):
   """Which is found before any work is done."""
   out = tmp_path / "out"
-  make(tmp_path, texts, letters, "train.x", num_shards=3)
+  text = "a\n\nb\n\nc\n"
+  make_of(text, output_file=f"{out}/train.x", num_shards=3)
   (out / "mine.manifest.json").write_text('{"name": "mine"}')
   (out / "in-00000-of-00002.txt").write_text("a\n\nb\n")
   vocabulary = shutil.copy(letters, out / "vocab-00001-of-00002.txt")
@@ -561,16 +521,14 @@ def test_files_of_others_stay(
   names = ",".join(f"{out}/{part}" for part in name.split(","))
   with pytest.raises(errors.UserError, match=words):
     create(
-      tmp_path, f"{texts},{out}/in-*", vocabulary, output_file=names,
+      tmp_path, f"{tmp_path}/t.txt,{out}/in-*", vocabulary, output_file=names,
       num_shards=shards,
     )  # fmt: skip
   (out / "folder").rmdir()
   assert contents(out) == before
 
 
-def test_a_file_that_another_took_meanwhile_stays(
-  tmp_path, texts, letters, monkeypatch
-):
+def test_a_file_that_another_took_meanwhile_stays(make, monkeypatch):
   """Which is seen when the corpus has decided how many shards there are."""
   first = records.find_manifests
 
@@ -582,30 +540,28 @@ def test_a_file_that_another_took_meanwhile_stays(
   monkeypatch.setattr(creation, "_BLOCK_BYTES", 1 << 14)
   monkeypatch.setattr(shards, "build_shard", None)
   with pytest.raises(errors.UserError, match="of the data set other.manifest"):
-    create(tmp_path, texts, letters)
+    make()
 
 
-def test_default_shards_depend_on_the_corpus_only(tmp_path, letters):
-  settings = settings_of(tmp_path, "x", letters, max_seq_length=128)
-  counts = lambda documents, tokens, parts: corpus.CorpusCounts(
-    documents, 0, parts, tokens // 20, tokens, 0, 4, 0, 5 * tokens, 6.0
-  )
-  assert creation._num_shards(counts(2, 100, 2), settings) == 1
-  assert creation._num_shards(counts(10**4, 10**6, 10**4), settings) == 3
-  assert creation._num_shards(counts(10**7, 10**10, 10**7), settings) == 4096
+def test_default_shards_depend_on_the_corpus_only(settings_for):
+  settings = settings_for(max_seq_length=128)
+
+  def shards_of(documents, tokens, parts):
+    counts = corpus.CorpusCounts(
+      documents, 0, parts, tokens // 20, tokens, 0, 4, 0, 5 * tokens, 6.0
+    )
+    return creation._num_shards(counts, settings)
+
+  assert shards_of(2, 100, 2) == 1
+  assert shards_of(10**4, 10**6, 10**4) == 3
+  assert shards_of(10**7, 10**10, 10**7) == 4096
   # One document, of which parts are made.
-  assert creation._num_shards(counts(1, 10**8, 500), settings) > 8
-  assert creation._num_shards(counts(1, 10**8, 3), settings) == 3
+  assert shards_of(1, 10**8, 500) > 8 and shards_of(1, 10**8, 3) == 3
 
 
-def test_sentencepiece(tmp_path, texts):
-  from tools import train_tokenizer
-
-  model = str(tmp_path / "m.model")
-  lines = (tmp_path / "a.txt").read_text().split("\n")
-  train_tokenizer.train_sentencepiece(lines, model, 60)
-  summary = create(
-    tmp_path, texts, None, spm_model_file=model, do_whole_word_mask=True
+def test_sentencepiece(make, spm_model):
+  summary = make(
+    vocab_file=None, spm_model_file=spm_model, do_whole_word_mask=True
   )
   assert summary.manifest.counts["unknown_letters"] == 0
   assert summary.manifest.tokenizer.kind == "sentencepiece"
@@ -615,67 +571,45 @@ def test_sentencepiece(tmp_path, texts):
 # Failures ---------------------------------------------------------------------
 
 
+# Without the time: two test processes must name this case alike.
+CUT = gzip.compress(PAIR, mtime=0)[:-6]
+
+
 @pytest.mark.parametrize(
   "name, content, changes, words",
   [
     ("t.txt", b"", {}, r"t\.txt: the file is empty"),
     ("t.txt", b"\n \n\n", {}, "no sentence"),
     ("t.txt", b"a b\nc d\n", {}, "one document of 2 sentences.*blank line"),
-    ("t.txt.gz", b"a\n\nb\n", {}, r"t\.txt\.gz: not a whole gzip file"),
-    # Without the time: two test processes must name this case alike.
-    (
-      "t.txt.gz",
-      gzip.compress(b"a\n\nb\n", mtime=0)[:-6],
-      {},
-      "not a whole gzip file",
-    ),
-    ("t.txt", b"a\n\nb\n", {"num_shards": 9}, "num_shards=9 is too many"),
-    ("t.txt", b"a\n\nb\n", {"vocab_file": None}, "name one vocabulary"),
-    ("t.txt", b"a\n\nb\n", {"vocab_file": "no.txt"}, "no.txt: No such file"),
-    ("t.txt", b"a\n\nb\n", {"input_file": "none*"}, r"none\*: no such file"),
-    ("t.txt", b"a\n\nb\n", {"num_shards": 9, "num_workers": 2}, "too many"),
+    ("t.txt.gz", CUT, {}, "not a whole gzip file"),
+    ("u.txt", b"\xff\xfea\0", {}, r"u\.txt: line 1: not text"),
+    ("t.txt", PAIR, {"num_shards": 9}, "num_shards=9 is too many"),
+    ("t.txt", PAIR, {"num_shards": 9, "num_workers": 2}, "too many"),
+    ("t.txt", PAIR, {"vocab_file": None}, "name one vocabulary"),
+    ("t.txt", PAIR, {"vocab_file": "no.txt"}, "no.txt: No such file"),
+    ("v.txt", b"[UNK]", {"vocab_file": "v.txt"}, r"lacks \[PAD\], \[CLS\]"),
+    ("t.txt", PAIR, {"input_file": "none*"}, r"none\*: no such file"),
   ],
 )
-def test_failures_leave_nothing(
-  tmp_path, letters, name, content, changes, words
+def test_failures_leave_nothing_but_earlier_records(
+  tmp_path, make_of, letters, name, content, changes, words, monkeypatch
 ):
-  (tmp_path / name).write_bytes(content)
-  values = {"input_file": str(tmp_path / name), **changes}
-  input_file = values.pop("input_file")
-  values.setdefault("vocab_file", letters)
-  with pytest.raises(ValueError, match=words):
-    create(tmp_path, input_file, **values)
-  out = tmp_path / "out"
-  assert not out.exists() or os.listdir(out) == []
-
-
-def test_a_failure_keeps_the_earlier_records(tmp_path, texts, letters):
-  create(tmp_path, texts, letters)
+  make_of(PAIR)
   before = contents(tmp_path / "out")
-  with pytest.raises(records.DataError, match="too many"):
-    create(tmp_path, texts, letters, num_shards=1000)
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / name).write_bytes(content)
+  values = {"input_file": name, "vocab_file": letters, **changes}
+  with pytest.raises(errors.UserError, match=words):
+    create(tmp_path, **values)
   assert contents(tmp_path / "out") == before
 
 
-def test_vocabulary_without_special_tokens(tmp_path, texts):
-  bad = tmp_path / "bad.vocab"
-  bad.write_text("a\nb\n[UNK]\n")
-  with pytest.raises(records.DataError, match=r"lacks \[PAD\], \[CLS\]"):
-    create(tmp_path, texts, str(bad))
-
-
-def test_text_of_another_encoding(tmp_path, letters):
+def test_text_of_another_encoding(tmp_path, make_of, make):
   text = "a b c\n\nd e f\n\né\n"
-  (tmp_path / "t.txt").write_bytes(text.encode())
-  (tmp_path / "u.txt").write_bytes(text.encode("utf-16"))
-  make = lambda name, **changes: create(
-    tmp_path, f"{tmp_path}/{name}", letters, **changes
-  )
-  want, made = make("t.txt"), contents(tmp_path / "out")
+  want, made = make_of(text), contents(tmp_path / "out")
   assert want.manifest.settings["encoding"] == "utf-8"
-  with pytest.raises(records.DataError, match=r"u\.txt: line 1: not text"):
-    make("u.txt")
-  got = make("u.txt", encoding="utf-16")
+  (tmp_path / "u.txt").write_bytes(text.encode("utf-16"))
+  got = make(input_file=f"{tmp_path}/u.txt", encoding="utf-16")
   assert got.manifest.settings["encoding"] == "utf-16"
   assert got.manifest.counts == want.manifest.counts
   del made["train.manifest.json"]
@@ -699,22 +633,20 @@ def test_a_vocabulary_that_changes_meanwhile(tmp_path, letters):
   "place, name", [(creation._Making, "_join"), (creation, "_load_tokenizer")]
 )
 def test_text_that_changes_while_it_is_read(
-  tmp_path, letters, monkeypatch, place, name
+  tmp_path, make_of, monkeypatch, place, name
 ):
   """Or after its size was looked at: what is read ends there."""
-  text = tmp_path / "t.txt"
-  text.write_text("a\n\nb\n" * 9)
   original = getattr(place, name)
 
   def and_then_grow(*arguments):
     result = original(*arguments)
-    with open(text, "a") as f:
+    with open(tmp_path / "t.txt", "a") as f:
       f.write("c\n")
     return result
 
   monkeypatch.setattr(place, name, and_then_grow)
   with pytest.raises(records.DataError, match="t.txt was changed while"):
-    create(tmp_path, str(text), letters)
+    make_of("a\n\nb\n" * 9)
   assert os.listdir(tmp_path / "out") == []
 
 
@@ -731,12 +663,7 @@ def test_an_error_does_not_wait_for_other_workers(tmp_path):
 
 
 def test_a_worker_that_died_is_an_error_for_people():
-  with pytest.raises(OSError, match="give fewer --num_workers"):
-    with workers.Workers(2) as pool:
-      pool.start(os._exit, [3])
-      while True:
-        pool.check()
-        time.sleep(0.01)
+  """Who starts tasks looks for it: test_work_dir.py has the command."""
   with pytest.raises(OSError, match="give fewer --num_workers"):
     with workers.Workers(2) as pool:
       list(pool.map(os._exit, [3]))
@@ -775,31 +702,26 @@ def test_impossible_settings(tmp_path, changes, words):
     settings_of(tmp_path, "x", "v", **changes)
 
 
-def run(*arguments):
-  return subprocess.run(
-    [sys.executable, "create_pretraining_data.py", *arguments],
-    capture_output=True,
-    text=True,
-  )
-
-
 def test_command(tmp_path, texts, letters):
-  common = [f"--input_file={texts}", f"--vocab_file={letters}"]
-  common += [f"--output_file={tmp_path}/out/t.tfrecord", "--num_workers=2"]
-  done = run(*common, "--max_seq_length=32", "--max_predictions_per_seq=6")
+  def run(length):
+    words = [
+      "create_pretraining_data.py", f"--input_file={texts}",
+      f"--vocab_file={letters}", f"--output_file={tmp_path}/out/t.tfrecord",
+      "--num_workers=2", "--max_predictions_per_seq=6",
+      f"--max_seq_length={length}",
+    ]  # fmt: skip
+    return subprocess.run(
+      [sys.executable, *words], capture_output=True, text=True
+    )
+
+  done = run(32)
   tokenizing, making = done.stderr.splitlines()
   assert done.returncode == 0 and "  tokenizing: 0 of 0 MB  " in tokenizing
   assert "  making records: 0 of 0 MB  " in making
   assert "documents        60\n" in done.stdout
   assert f"manifest         {tmp_path}/out/t.manifest.json" in done.stdout
-  done = run(*common, "--max_seq_length=4")
+  done = run(4)
   assert done.returncode == 1
   assert done.stderr.splitlines() == [
     "create_pretraining_data.py: error: --max_seq_length=4: must be 8 to 65536"
-  ]
-  done = run(*common, "--input_file=nowhere.txt")
-  assert done.returncode == 1
-  assert done.stderr.splitlines() == [
-    "create_pretraining_data.py: error: nowhere.txt: no such file "
-    "(from 'nowhere.txt')"
   ]

@@ -49,6 +49,11 @@ def put(url, content):
     f.write(content)
 
 
+def there(store):
+  """File name -> bytes."""
+  return {os.path.basename(n): f.getvalue() for n, f in store.store.items()}
+
+
 def copies(cache):
   return sorted(p for p in cache.iterdir() if p.suffix != ".tmp")
 
@@ -108,19 +113,13 @@ def test_names_and_globs():
   for name in ("b.txt", "a.txt", "a.txt.index", "sub/c.txt", "x[1].txt"):
     put(f"memory://data/{name}", b"x")
   expand = records.expand_patterns
-  assert expand("memory://data/?.txt") == [
-    "memory:///data/a.txt",
-    "memory:///data/b.txt",
-  ]
-  assert expand("memory://data/**/*.txt")[-2:] == [
-    "memory:///data/sub/c.txt",
-    "memory:///data/x[1].txt",
-  ]
+  found = [f"memory:///data/{n}" for n in ("a.txt", "b.txt")]
+  assert expand("memory://data/?.txt") == found
+  found = [f"memory:///data/{n}" for n in ("sub/c.txt", "x[1].txt")]
+  assert expand("memory://data/**/*.txt")[-2:] == found
   # A name of a file is no glob.
-  assert expand("memory://data/x[1].txt, memory://data/a.txt") == [
-    "memory://data/a.txt",
-    "memory://data/x[1].txt",
-  ]
+  names = ["memory://data/a.txt", "memory://data/x[1].txt"]
+  assert expand(", ".join(reversed(names))) == names
   with pytest.raises(DataError, match="memory://data/no: no such file"):
     expand("memory://data/no")
   with pytest.raises(DataError, match="data/sub, which is a folder"):
@@ -288,27 +287,19 @@ def test_without_fsspec(monkeypatch):
 # Records ----------------------------------------------------------------------
 
 
-def test_text_and_records_in_a_store(tmp_path, texts, letters, cache):
-  create(tmp_path, texts, letters, num_shards=3)
+def test_text_and_records_in_a_store(tmp_path, make, cache):
+  make(num_shards=3)
   want = contents(tmp_path / "out")
-  for name in ("a.txt", "b.txt.gz"):
+  given = "a.txt", "b.txt.gz"
+  for name in given:
     put(f"memory://text/{name}", (tmp_path / name).read_bytes())
   url = "memory://made/train.tfrecord"
 
-  def make(**changes):
-    return create(
-      tmp_path, "memory://text/*", letters, output_file=url, **changes
-    )
-
   def made():
-    store = MemoryFileSystem.store
-    return {
-      os.path.basename(name): file.getvalue()
-      for name, file in sorted(store.items())
-      if name.startswith("/made/")
-    }
+    return {n: c for n, c in there(MemoryFileSystem).items() if n not in given}
 
-  summary = make(num_shards=3)
+  in_store = dict(input_file="memory://text/*", output_file=url)
+  summary = make(num_shards=3, **in_store)
   assert made() == want
   assert summary.manifest_path == "memory://made/train.manifest.json"
   assert not list(cache.glob("*.unfinished"))
@@ -320,14 +311,14 @@ def test_text_and_records_in_a_store(tmp_path, texts, letters, cache):
   assert list(tfrecord.RecordSet(paths)) == list(tfrecord.RecordSet(local))
   # A data set that is made again removes its own files and no others.
   put("memory://made/other.txt", b"")
-  make(num_shards=2)
+  make(num_shards=2, **in_store)
   assert len(made()) == 6 and "other.txt" in made()
 
 
-def test_records_that_train_are_those_of_the_store(tmp_path, texts, letters):
+def test_records_that_train_are_those_of_the_store(tmp_path, make):
   import input_pipeline
 
-  create(tmp_path, texts, letters, num_shards=2)
+  make(num_shards=2)
   pattern = "out/train-*.tfrecord"
   sources = []
   for start in (f"{tmp_path}/", f"file://{tmp_path}/"):
@@ -345,30 +336,22 @@ def test_records_that_train_are_those_of_the_store(tmp_path, texts, letters):
     tfrecord.RecordSet(in_store.paths)
 
 
-def test_a_store_that_fails_while_records_are_moved(
-  tmp_path, texts, letters, flaky
-):
-  create(tmp_path, texts, letters, num_shards=3)
+def test_a_store_that_fails_while_records_are_moved(tmp_path, make, flaky):
+  make(num_shards=3)
   want = contents(tmp_path / "out")
   url = "flaky://made/train.tfrecord"
   total = sum(map(len, want.values()))
   for left in (0, total // 3, total // 2):
     Flaky.left = left
     with pytest.raises(UserError, match=r"flaky://made/.*: ConnectionReset"):
-      create(tmp_path, texts, letters, num_shards=3, output_file=url)
-    there = {
-      os.path.basename(name): file.getvalue()
-      for name, file in Flaky.store.items()
-    }
-    assert there == {name: want[name] for name in there} != want
-    assert "train.manifest.json" not in there
+      make(num_shards=3, output_file=url)
+    made = there(Flaky)
+    assert made == {name: want[name] for name in made} != want
+    assert "train.manifest.json" not in made
   Flaky.left = total
-  summary = create(tmp_path, texts, letters, num_shards=3, output_file=url)
+  summary = make(num_shards=3, output_file=url)
   assert "3 of 3 shards made before" in summary.kept
-  assert {
-    os.path.basename(name): file.getvalue()
-    for name, file in Flaky.store.items()
-  } == want
+  assert there(Flaky) == want
 
 
 def test_workers_write_to_a_store(tmp_path, letters):
@@ -379,12 +362,9 @@ def test_workers_write_to_a_store(tmp_path, letters):
     stores.at(f"{url}/new/x").write(b"")
   (tmp_path / "new").mkdir()
   summary = create(
-    tmp_path,
-    f"{url}/a.txt",
-    letters,
+    tmp_path, f"{url}/a.txt", letters, num_workers=2,
     output_file=f"{url}/new/train.tfrecord",
-    num_workers=2,
-  )
+  )  # fmt: skip
   assert re.match("file://.*/new/train.manifest.json", summary.manifest_path)
   assert contents(tmp_path / "new") == contents(tmp_path / "out")
 
@@ -411,19 +391,16 @@ def test_a_corpus_in_a_store(tmp_path, flaky, cache):
   want = contents(tmp_path / "disk")
   assert "train.txt.tokenizer_config.json" in want
   url = "flaky://made"
-  there = lambda: {
-    os.path.basename(name): file.getvalue()
-    for name, file in Flaky.store.items()
-  }
   size = len(want["report.html"]) + len(want["train.txt"])
   for left in (0, size - 1, size):
     Flaky.left = left
     with pytest.raises(UserError, match=r"flaky://made/.*: ConnectionReset"):
       prepare(str(text), url)
-    assert there() == {name: want[name] for name in there()} != want
+    made = there(Flaky)
+    assert made == {name: want[name] for name in made} != want
   Flaky.left = sys.maxsize
   prepare(str(text), url)
-  assert there() == want and not list(cache.glob("*.unfinished"))
+  assert there(Flaky) == want and not list(cache.glob("*.unfinished"))
   # What reads the text finds its case there.
   assert tokenizer_files.own_case(f"{url}/train.txt") is False
 

@@ -12,7 +12,7 @@ import time
 import psutil
 import pytest
 import runs
-from samples import contents, create, settings_of, write_documents
+from samples import contents, create, write_documents
 
 from common import errors
 from data import (
@@ -59,14 +59,11 @@ def many_pieces(monkeypatch):
 
 
 def test_stopped_at_any_file_it_goes_on_to_the_same_bytes(
-  tmp_path, texts, letters, many_pieces
+  tmp_path, make, many_pieces
 ):
   """Every file appears by os.replace, so that is where it is stopped."""
-  make = lambda out: create(
-    tmp_path, texts, letters, output_file=f"{tmp_path}/{out}/train.tfrecord",
-    num_shards=3, dupe_factor=2,
-  )  # fmt: skip
-  whole = make("whole")
+  small = dict(num_shards=3, dupe_factor=2)
+  whole = make(out="whole", **small)
   want = contents(tmp_path / "whole")
   stops, kept = 0, set()
   while True:
@@ -74,10 +71,10 @@ def test_stopped_at_any_file_it_goes_on_to_the_same_bytes(
     with pytest.MonkeyPatch.context() as patch:
       left = stop_after(patch, os, "replace", stops)
       with contextlib.suppress(Stopped):
-        make(out)
+        make(out=out, **small)
     if left[0] >= 0:
       break
-    again = make(out)
+    again = make(out=out, **small)
     assert contents(tmp_path / out) == want, f"stopped at file {stops}"
     assert again.manifest == whole.manifest
     kept.add(again.kept)
@@ -87,11 +84,13 @@ def test_stopped_at_any_file_it_goes_on_to_the_same_bytes(
   assert len(kept) == 5  # nothing; text with 0, 1, 2 and 3 shards
 
 
-def test_other_settings_delete_what_was_made(tmp_path, texts, letters, capfd):
-  first = settings_of(tmp_path, texts, letters)
+def test_other_settings_delete_what_was_made(
+  tmp_path, settings_for, make, capfd
+):
+  first = settings_for()
   stopped_at(first, records.Manifest, "save")
   assert "keeps what is finished: the same command" in capfd.readouterr().err
-  summary = create(tmp_path, texts, letters, dupe_factor=2)
+  summary = make(dupe_factor=2)
   err = capfd.readouterr().err
   assert "text or settings (dupe_factor): deleted it" in err
   assert summary.kept == "" and summary.manifest.settings["dupe_factor"] == 2
@@ -103,8 +102,8 @@ def test_other_settings_delete_what_was_made(tmp_path, texts, letters, capfd):
   assert summary.manifest.counts["documents"] == 61
 
 
-def test_a_folder_that_is_not_ours_stays(tmp_path, texts, letters):
-  settings = settings_of(tmp_path, texts, letters)
+def test_a_folder_that_is_not_ours_stays(settings_for):
+  settings = settings_for()
   os.makedirs(settings.work_folder)
   path = f"{settings.work_folder}/novel.txt"
   open(path, "w").close()
@@ -113,20 +112,20 @@ def test_a_folder_that_is_not_ours_stays(tmp_path, texts, letters):
   assert os.path.exists(path)
 
 
-def test_only_one_at_a_time(tmp_path, texts, letters):
-  settings = settings_of(tmp_path, texts, letters)
+def test_only_one_at_a_time(settings_for):
+  settings = settings_for()
   os.makedirs(settings.folder)
   with work_dir.work_folder(settings.work_folder, {"a": 1}, work_dir.alone()):
     with pytest.raises(errors.UserError, match="another process works there"):
       creation.create(settings)
 
 
-def test_a_half_deleted_folder_is_emptied(tmp_path, texts, letters):
+def test_a_half_deleted_folder_is_emptied(tmp_path, settings_for):
   """Deleting is stopped after any number of files."""
-  settings = settings_of(tmp_path, texts, letters, num_shards=2)
+  settings = settings_for(num_shards=2)
   creation.create(settings)
   want = contents(tmp_path / "out")
-  other = settings_of(tmp_path, texts, letters, num_shards=2, dupe_factor=2)
+  other = settings_for(num_shards=2, dupe_factor=2)
   for deletions in range(1, 10, 2):
     stopped_at(settings, records.Manifest, "save")
     stopped_at(other, os, "unlink", deletions)
@@ -151,10 +150,10 @@ _WRITER, _SAVE = corpus.StoreWriter, (records.Manifest, "save")
   ],
 )
 def test_a_file_that_lost_bytes_is_refused(
-  tmp_path, texts, letters, many_pieces, stop, name, size
+  settings_for, many_pieces, stop, name, size
 ):
   """A chunk of tokens, the store's files, what a shard holds."""
-  settings = settings_of(tmp_path, texts, letters, num_shards=1)
+  settings = settings_for(num_shards=1)
   stopped_at(settings, *stop)
   paths = glob.glob(f"{settings.work_folder}/0/work/{name}")
   assert paths
@@ -166,37 +165,42 @@ def test_a_file_that_lost_bytes_is_refused(
   assert creation.create(settings).kept == ""
 
 
-def test_published_records_stay(tmp_path, texts, letters):
+def test_published_records_stay(tmp_path, settings_for, make):
   """Deleting the work is stopped when the manifest is there."""
-  settings = settings_of(tmp_path, texts, letters, num_shards=2)
-  stopped_at(settings, work_dir.Start, "leave")
+  stopped_at(settings_for(num_shards=2), work_dir.Start, "leave")
   files = [path for path in (tmp_path / "out").iterdir() if path.is_file()]
   want = {path.name: path.read_bytes() for path in files}
   assert len(want) == 5
   # As with any number of processes.
-  create(tmp_path, texts, letters, num_shards=2, num_workers=2)
+  make(num_shards=2, num_workers=2)
   assert contents(tmp_path / "out") == want
 
 
-def test_published_records_stay_when_others_are_gone(tmp_path, texts, letters):
-  settings = settings_of(tmp_path, texts, letters, num_shards=2)
+@pytest.fixture
+def published(settings_for):
+  """Makes two shards; (settings, one of their names)."""
+  settings = settings_for(num_shards=2)
   creation.create(settings)
+  return settings, "train-00001-of-00002.tfrecord"
+
+
+def test_published_records_stay_when_others_are_gone(
+  tmp_path, published, settings_for
+):
   before = contents(tmp_path / "out")
-  other = settings_of(tmp_path, texts, letters, num_shards=2, dupe_factor=2)
+  other = settings_for(num_shards=2, dupe_factor=2)
   stopped_at(other, creation, "_publish")
-  os.unlink(f"{other.work_folder}/0/work/shards/train-00001-of-00002.tfrecord")
+  os.unlink(f"{other.work_folder}/0/work/shards/{published[1]}")
   with pytest.raises(errors.DataError, match="00001-of-.* is gone: start"):
     creation.create(other)
   assert contents(tmp_path / "out") == before
 
 
-def test_records_that_lost_a_file_are_made_again(tmp_path, texts, letters):
+def test_records_that_lost_a_file_are_made_again(tmp_path, published):
   """Also by a command whose manifest is the one that is there."""
-  settings = settings_of(tmp_path, texts, letters, num_shards=2)
-  creation.create(settings)
   before = contents(tmp_path / "out")
-  os.unlink(tmp_path / "out" / "train-00001-of-00002.tfrecord")
-  creation.create(settings)
+  os.unlink(tmp_path / "out" / published[1])
+  creation.create(published[0])
   assert contents(tmp_path / "out") == before
 
 
@@ -204,9 +208,8 @@ def test_what_is_waited_for_is_said(monkeypatch, capsys):
   monkeypatch.setattr(work_dir, "_SAY_SECONDS", 0)
   answers = iter([False, False, True])
   work_dir.wait_until(lambda: next(answers), "rank 1 to end", lambda: None)
-  assert (
-    capsys.readouterr().err == 2 * "waiting for rank 1 to end: 0:00 so far\n"
-  )
+  said = 2 * "waiting for rank 1 to end: 0:00 so far\n"
+  assert capsys.readouterr().err == said
 
 
 # Processes --------------------------------------------------------------------
@@ -214,15 +217,10 @@ def test_what_is_waited_for_is_said(monkeypatch, capsys):
 
 def command(tmp_path, text, letters, out, *more):
   return [
-    sys.executable,
-    "create_pretraining_data.py",
-    f"--input_file={text}",
-    f"--vocab_file={letters}",
-    f"--output_file={tmp_path}/{out}/train.tfrecord",
-    "--max_seq_length=32",
-    "--max_predictions_per_seq=6",
-    *more,
-  ]
+    sys.executable, "create_pretraining_data.py", f"--input_file={text}",
+    f"--vocab_file={letters}", f"--output_file={tmp_path}/{out}/train.tfrecord",
+    "--max_seq_length=32", "--max_predictions_per_seq=6", *more,
+  ]  # fmt: skip
 
 
 def wait_for(condition):
@@ -232,21 +230,22 @@ def wait_for(condition):
     time.sleep(0.01)
 
 
-def test_killed_it_keeps_shards_and_leaves_no_process(
-  tmp_path,
-  letters,
-):
-  write_documents(tmp_path / "long.txt", 1000)
-  more = ["--num_shards=8", "--num_workers=2", "--dupe_factor=20"]
-  start = lambda out: subprocess.Popen(
-    command(tmp_path, tmp_path / "long.txt", letters, out, *more),
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    text=True,
-  )
-  work = tmp_path / "killed" / "train.tfrecord.unfinished"
-  process = start("killed")
-  made = lambda: sorted((work / "0/work/shards").glob("*.result"))
+def start(tmp_path, letters, out, copies):
+  """Begins work of some seconds: (process, its work folder)."""
+  text = tmp_path / "long.txt"
+  if not text.exists():  # written again it would be other text
+    write_documents(text, 1000)
+  more = ["--num_shards=8", "--num_workers=2", f"--dupe_factor={copies}"]
+  process = subprocess.Popen(
+    command(tmp_path, text, letters, out, *more),
+    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+  )  # fmt: skip
+  return process, tmp_path / out / "train.tfrecord.unfinished"
+
+
+def test_killed_it_keeps_shards_and_leaves_no_process(tmp_path, letters):
+  process, work = start(tmp_path, letters, "killed", 20)
+  made = lambda: sorted(work.glob("0/work/shards/*.result"))
   wait_for(lambda: len(made()) >= 2)
   children = psutil.Process(process.pid).children(recursive=True)
   assert len(children) >= 2
@@ -256,29 +255,22 @@ def test_killed_it_keeps_shards_and_leaves_no_process(
   assert not alive
   finished = {p.stem: p.with_suffix("").stat().st_mtime_ns for p in made()}
   assert 2 <= len(finished) < 8
-  again = start("killed")
+  again, _ = start(tmp_path, letters, "killed", 20)
   out, _ = again.communicate(timeout=runs.HANG_SECONDS)
   assert again.returncode == 0
   assert f"{len(finished)} of 8 shards made before" in out
   for name, when in finished.items():
     assert (tmp_path / "killed" / name).stat().st_mtime_ns == when
-  other = start("whole")
-  other.communicate(timeout=runs.HANG_SECONDS)
+  create(
+    tmp_path, f"{tmp_path}/long.txt", letters, out="whole", num_shards=8,
+    dupe_factor=20,
+  )  # fmt: skip
   assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
 
 
 def started(tmp_path, letters, until):
-  """(process, its work folder) of long work, when such a file is there."""
-  write_documents(tmp_path / "long.txt", 1000)
-  process = subprocess.Popen(
-    command(
-      tmp_path, tmp_path / "long.txt", letters, "out", "--dupe_factor=50",
-      "--num_shards=8", "--num_workers=2",
-    ),
-    stderr=subprocess.PIPE,
-    text=True,
-  )  # fmt: skip
-  work = tmp_path / "out" / "train.tfrecord.unfinished"
+  """`start` of long work, when such a file is there."""
+  process, work = start(tmp_path, letters, "out", 50)
   wait_for(lambda: list(work.glob(until)))
   return process, work
 
@@ -323,14 +315,11 @@ def share(settings, numbers, count, at_a_time):
 
 
 def test_16_workers_of_which_4_run_at_a_time(
-  tmp_path, texts, letters, many_pieces
+  tmp_path, settings_for, make, many_pieces
 ):
   """Each piece is made once, and the last worker leaves the records alone."""
-  settings = lambda out: settings_of(
-    tmp_path, texts, letters, num_shards=7,
-    output_file=f"{tmp_path}/{out}/train.tfrecord",
-  )  # fmt: skip
-  alone = creation.create(settings("alone"))
+  alone = make(out="alone", num_shards=7)
+  many = settings_for(out="many", num_shards=7)
   made = []
 
   def counted(module, name):
@@ -345,17 +334,15 @@ def test_16_workers_of_which_4_run_at_a_time(
   with pytest.MonkeyPatch.context() as patch:
     for module, name in (corpus, "tokenize_piece"), (shards, "build_shard"):
       patch.setattr(module, name, counted(module, name))
-    summaries = share(settings("many"), range(15), 16, at_a_time=4)
+    summaries = share(many, range(15), 16, at_a_time=4)
     assert len(made) == len(set(made)) > 10
     summary = next(filter(None, summaries))
     assert summary.manifest == alone.manifest
     assert summaries.count(None) == 14
-    work = f"{tmp_path}/many/train.tfrecord.unfinished"
-    assert sorted(os.listdir(f"{work}/0")) == [
-      "end.json", "plan.json", "runs", "workers"
-    ]  # fmt: skip
+    files = ["end.json", "plan.json", "runs", "workers"]
+    assert sorted(os.listdir(f"{many.work_folder}/0")) == files
     before = len(made)
-    assert share(settings("many"), [15], 16, at_a_time=1) == [None]
+    assert share(many, [15], 16, at_a_time=1) == [None]
     assert len(made) == before
   assert contents(tmp_path / "many") == contents(tmp_path / "alone")
 
@@ -366,7 +353,7 @@ from data import creation, corpus, shards, text_files, work_dir
 text_files.PIECE_BYTES, corpus.CHUNK_BYTES = 1500, 700
 def die(*arguments, **named):
   os.kill(os.getpid(), signal.SIGKILL)
-{}.{} = die
+{} = die
 import create_pretraining_data
 from common.settings import run_with
 run_with(creation.Settings, create_pretraining_data.main)
@@ -374,48 +361,37 @@ run_with(creation.Settings, create_pretraining_data.main)
 
 
 @pytest.mark.parametrize(
-  "owner, name",
+  "place",
   [
-    ("corpus", "tokenize_piece"),
-    ("corpus", "_tokenize_chunk"),
-    ("corpus.StoreWriter", "append"),
-    ("corpus.StoreWriter", "finish"),
-    ("shards", "build_shard"),
-    ("shards.leases", "deliver"),
-    ("creation", "_publish"),
-    ("work_dir.Start", "finish"),
-    ("work_dir.Start", "leave"),
+    "corpus.tokenize_piece", "corpus._tokenize_chunk",
+    "corpus.StoreWriter.append", "corpus.StoreWriter.finish",
+    "shards.build_shard", "shards.leases.deliver", "creation._publish",
+    "work_dir.Start.finish", "work_dir.Start.leave",
   ],
-)
+)  # fmt: skip
 def test_a_killed_worker_is_replaced_at_once(
-  tmp_path, texts, letters, many_pieces, owner, name
+  tmp_path, texts, letters, settings_for, make, many_pieces, place
 ):
   """In each part of the work; the other worker is one of the same run."""
-  flags = ["--num_shards=3", "--num_workers=1", "--dupe_factor=3"]
-  flags += ["--workers=2", "--run=a"]
-  script = ["-c", _KILLED_AT.format(owner, name)]
-  both = command(tmp_path, texts, letters, "out", *flags)
+  python, _, *flags = command(tmp_path, texts, letters, "out", "--run=a")
+  flags += ["--num_shards=3", "--num_workers=1", "--dupe_factor=3"]
+  flags += ["--workers=2", "--worker=0"]
   killed = subprocess.run(
-    [both[0], *script, *both[2:], "--worker=0"], timeout=runs.HANG_SECONDS
+    [python, "-c", _KILLED_AT.format(place), *flags], timeout=runs.HANG_SECONDS
   )
   assert killed.returncode == -signal.SIGKILL
-  settings = lambda out: settings_of(
-    tmp_path, texts, letters, num_shards=3,
-    output_file=f"{tmp_path}/{out}/train.tfrecord",
-  )  # fmt: skip
-  start = time.monotonic()
-  creation.create(settings("out"), work_dir.Worker("a", 1, 2))
-  assert time.monotonic() - start < 30  # a lease of another machine takes 60
+  settings, began = settings_for(num_shards=3), time.monotonic()
+  creation.create(settings, work_dir.Worker("a", 1, 2))
+  assert time.monotonic() - began < 30  # a lease of another machine takes 60
   # The killed one comes again, as a job does that is started again.
-  assert creation.create(settings("out"), work_dir.Worker("a", 0, 2)) is None
-  creation.create(settings("alone"))
+  assert creation.create(settings, work_dir.Worker("a", 0, 2)) is None
+  make(out="alone", num_shards=3)
   assert contents(tmp_path / "out") == contents(tmp_path / "alone")
 
 
-def test_an_error_ends_all_workers(tmp_path, texts, letters):
+def test_an_error_ends_all_workers(tmp_path, settings_for):
   """Also one that comes later; with the text mended the run starts over."""
-  settings = settings_of(tmp_path, texts, letters)
-  bad = tmp_path / "a.txt"
+  settings, bad = settings_for(), tmp_path / "a.txt"
   text = bad.read_bytes()
   bad.write_bytes(text + b"\xff\n")
   for number in (0, 1):
@@ -425,18 +401,15 @@ def test_an_error_ends_all_workers(tmp_path, texts, letters):
   assert creation.create(settings, work_dir.Worker("a", 2, 3))
 
 
-def test_workers_with_other_flags_are_told(tmp_path, texts, letters):
-  settings = lambda copies: settings_of(
-    tmp_path, texts, letters, dupe_factor=copies
-  )
-  creation.create(settings(2), work_dir.Worker("a", 0, 2))
+def test_workers_with_other_flags_are_told(settings_for):
+  creation.create(settings_for(dupe_factor=2), work_dir.Worker("a", 0, 2))
   with pytest.raises(errors.UserError, match="first one of its run .dupe_"):
-    creation.create(settings(3), work_dir.Worker("a", 1, 2))
+    creation.create(settings_for(dupe_factor=3), work_dir.Worker("a", 1, 2))
 
 
-def test_the_same_command_helps(tmp_path, texts, letters, monkeypatch):
+def test_the_same_command_helps(settings_for, monkeypatch):
   """Also without a run's name: it takes what is free."""
-  settings = settings_of(tmp_path, texts, letters, num_shards=2)
+  settings = settings_for(num_shards=2)
   publish = creation._publish
   workers = f"{settings.work_folder}/0/workers"
 
