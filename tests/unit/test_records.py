@@ -1,6 +1,5 @@
 """Records: the manifest says what they are, and the command shows it."""
 
-import dataclasses
 import json
 import math
 import os
@@ -10,12 +9,14 @@ import sys
 
 import numpy as np
 import pytest
+from samples import parsed, write_shard
 
 import tokenization
+from common import errors
 from common.files import file_sha256
 from common.tensorflow_v1 import tf
 from data import record_report, records, tf_example, tfrecord
-from tools import train_tokenizer
+from tools import inspect_records, train_tokenizer
 
 
 def test_expand_patterns(tmp_path, monkeypatch):
@@ -137,20 +138,18 @@ def test_a_link_to_records_has_their_manifest(packed_run, tmp_path):
   "key", ['"version": 2', '"files": ["a.js"]', '"version": 1, "files": []']
 )
 def test_a_manifest_of_another_program_is_let_be(tmp_path, key):
-  (tmp_path / "app.manifest.json").write_text(f'{{"name": "app", {key}}}')
-  assert records.find_manifest(str(tmp_path / "x.tfrecord")) is None
+  app, path = tmp_path / "app.manifest.json", str(tmp_path / "x.tfrecord")
+  app.write_text(f'{{"name": "app", {key}}}')
+  assert records.find_manifest(path) is None
   MANIFEST.save(str(tmp_path / "x.manifest.json"))
-  assert records.find_manifest(str(tmp_path / "x.tfrecord"))[1] == MANIFEST
-  (tmp_path / "app.manifest.json").write_text('{"name": "app", "vers')
-  with pytest.raises(
-    records.DataError, match="app.manifest.json: not readable"
-  ):
-    records.find_manifest(str(tmp_path / "x.tfrecord"))
+  assert records.find_manifest(path)[1] == MANIFEST
+  app.write_text('{"name": "app", "vers')
+  words = "app.manifest.json: not readable"
+  with pytest.raises(records.DataError, match=words):
+    records.find_manifest(path)
 
 
-# -----------------------------------------------------------------------------
-# The command
-# -----------------------------------------------------------------------------
+# The command ------------------------------------------------------------------
 
 VOCAB = [*tokenization.SPECIAL_TOKENS, *"the cat dog sat play on mat .".split()]
 VOCAB += ["##ing", "##s"]
@@ -188,58 +187,65 @@ ONE = ("the [MASK]|cat sat play [MASK]|##ing", "on dog|the mat|mat .", 0)
 TWO = ("dog [MASK]|##s", "##ing . cat", 1)
 
 
+def write_vocabulary(folder):
+  path = folder / "vocab.txt"
+  path.write_text("".join(f"{token}\n" for token in VOCAB))
+  return path
+
+
 def write_set(folder, files, **changes):
   """Writes records by file name, the vocabulary beside, and the manifest."""
-  vocab_file = folder / "vocab.txt"
-  vocab_file.write_text("".join(f"{token}\n" for token in VOCAB))
-  infos = []
-  for name, made in files.items():
-    with tfrecord.shard_writer(str(folder / name)) as writer:
-      for features in made:
-        writer.write(tf_example.encode_example(features))
-    infos.append(writer.info)
-  manifest = records.Manifest(
+  vocab_file = write_vocabulary(folder)
+  infos = [write_shard(folder / name, made) for name, made in files.items()]
+  first, *_ = next(iter(files.values()))
+  tokenizer = tokenization.TokenizerInfo(
+    "wordpiece", "vocab.txt", file_sha256(str(vocab_file)), len(VOCAB), True,
+    VOCAB.index("[MASK]"),
+  )  # fmt: skip
+  values = dict(
     max_seq_length=S,
     max_predictions_per_seq=P,
-    examples_per_record=len(made[0]["next_sentence_labels"]),
-    masking="dynamic" if "is_continuation" in made[0] else "static",
-    tokenizer=tokenization.TokenizerInfo(
-      "wordpiece",
-      "vocab.txt",
-      file_sha256(str(vocab_file)),
-      len(VOCAB),
-      True,
-      VOCAB.index("[MASK]"),
-    ),
+    examples_per_record=len(first["next_sentence_labels"]),
+    masking="dynamic" if "is_continuation" in first else "static",
+    tokenizer=tokenizer,
     settings={"masked_lm_prob": 0.3, "do_whole_word_mask": True},
     counts={"examples": 5, "unigram_entropy": 1.23456},
     files=tuple(infos),
   )
-  manifest = dataclasses.replace(manifest, **changes)
+  manifest = records.Manifest(**values | changes)
   manifest.save(str(folder / f"x{records.MANIFEST_SUFFIX}"))
   return manifest
 
 
-def run(*arguments):
-  """(status, what is printed, other lines on stderr) of the command."""
-  done = subprocess.run(
-    [sys.executable, "-m", "tools.inspect_records", *map(str, arguments)],
-    capture_output=True,
-    text=True,
-  )
-  lines = done.stderr.splitlines()
-  others = [line for line in lines if " MB/s  " not in line]
-  return done.returncode, done.stdout, others
+@pytest.fixture
+def look(capsys):
+  """The command, in this process.
+
+  Words of it -> (what is printed, lines on stderr but progress and its error).
+  """
+
+  def run(*words):
+    settings, names = parsed(inspect_records.Settings, words)
+    error = []
+    try:
+      inspect_records.main(settings, *names)
+    except errors.UserError as e:
+      error.append(str(e))
+    out, err = capsys.readouterr()
+    lines = [line for line in err.splitlines() if " MB/s  " not in line]
+    return out, lines + error
+
+  return run
 
 
-def test_a_look(tmp_path):
+def test_a_look(tmp_path, look):
   """All that the command prints of two records, checked by hand."""
   manifest = write_set(
     tmp_path, {"a": [record_of(ONE), record_of(TWO)]}, examples_per_record=1
   )
   sha256, size = manifest.tokenizer.sha256, manifest.files[0].bytes / 1e6
-  status, out, errors = run(tmp_path / "a*", "--num_examples=2")
-  assert (status, errors) == (0, [])
+  out, told = look(tmp_path / "a*", "--num_examples=2")
+  assert not told
   assert (
     out
     == f"""\
@@ -274,13 +280,12 @@ a, record 1
   )
 
 
-def test_a_look_at_packed_records(tmp_path):
+def test_a_look_at_packed_records(tmp_path, look):
   made = record_of(TWO, ("cat", "dog", 0), size=3)
   write_set(tmp_path, {"a": [made]}, counts={"examples": 2})
-  status, out, _ = run(tmp_path / "a", "--num_examples=2")
-  assert status == 0
-  assert (
-    """\
+  out, told = look(tmp_path / "a", "--num_examples=2")
+  assert not told
+  shown = """\
 a, record 0, example 1 of 2
   8 tokens, 1 to predict; B is from elsewhere
   A: [CLS] dog{[MASK]|##s} [SEP]
@@ -291,18 +296,17 @@ a, record 0, example 2 of 2
   A: [CLS] cat [SEP]
   B: dog [SEP]
 """
-    in out
-  )
+  assert shown in out
   assert "  examples    2.00 in a record; B is from elsewhere in 50.0%\n" in out
 
 
-def test_a_look_at_records_without_masks(tmp_path):
+def test_a_look_at_records_without_masks(tmp_path, look):
   """One draw is shown; of a word all pieces or none are masked."""
   example = ("the cat play ##ing ##s", "dog play ##s on", 0)
   made = [record_of(example, dynamic=True) for _ in range(40)]
   write_set(tmp_path, {"a": made})
-  status, out, _ = run(tmp_path / "a", "--num_examples=40")
-  assert status == 0
+  out, told = look(tmp_path / "a", "--num_examples=40")
+  assert not told
   assert "masks       dynamic, drawn when records are read" in out
   assert "read: with a manifest, here once.\n{seen|was} is a" in out
   texts = re.findall("  A: (.*)\n  B: (.*)\n", out)
@@ -315,10 +319,8 @@ def test_a_look_at_records_without_masks(tmp_path):
       assert len(chosen) == 1
 
 
-def test_files_of_google_bert(tmp_path):
+def test_files_of_google_bert(tmp_path, look):
   """Neither manifest nor index, and the features in another order."""
-  vocab_file = tmp_path / "vocab.txt"
-  vocab_file.write_text("".join(f"{token}\n" for token in VOCAB))
   path = str(tmp_path / "google")
   with tf.python_io.TFRecordWriter(path) as writer:
     for features in (record_of(ONE), record_of(TWO)):
@@ -327,18 +329,18 @@ def test_files_of_google_bert(tmp_path):
         kind = "float_list" if values.dtype == np.float32 else "int64_list"
         getattr(example.features.feature[name], kind).value.extend(values)
       writer.write(example.SerializeToString())
-  status, out, errors = run(path, f"--vocab_file={vocab_file}")
-  assert (status, errors) == (0, [])
+  out, told = look(path, f"--vocab_file={write_vocabulary(tmp_path)}")
+  assert not told
   assert f"{path}\n  no manifest: 1 of 1 files indexed by a scan\n" in out
   assert "  A: [CLS] the {[MASK]|cat} sat play{[MASK]|##ing} [SEP]\n" in out
   assert "1 file, 2 records, all checksums right\n" in out
-  status, out, _ = run(path)
-  assert status == 0
+  out, told = look(path)
+  assert not told
   assert "Ids, not words: --vocab_file, --spm_model_file or" in out
   assert "  A: 2 5 {4|6} 8 9 {4|13} 3\n" in out
 
 
-def test_pieces_of_sentencepiece(tmp_path):
+def test_pieces_of_sentencepiece(tmp_path, look):
   text = "Ein Mops kam in die Küche ## und stahl dem Koch ein Ei"
   model = tmp_path / "m.model"
   train_tokenizer.train_sentencepiece([text] * 20, str(model), 50, False)
@@ -346,58 +348,46 @@ def test_pieces_of_sentencepiece(tmp_path):
   (ids,) = encoder.encode_batch([text])
   tokens = [encoder.cls_id, *ids, encoder.sep_id, *ids, encoder.sep_id]
   size, place = len(tokens), 3  # which is to be predicted
-  seen = np.array(tokens)
-  seen[place] = encoder.mask_id
-  with tfrecord.shard_writer(str(tmp_path / "a")) as writer:
-    writer.write(
-      tf_example.encode_example(
-        {
-          "input_ids": seen,
-          "input_mask": np.ones(size, int),
-          "segment_ids": np.arange(size) >= len(ids) + 2,
-          "next_sentence_labels": np.array([1]),
-          "masked_lm_positions": np.array([place]),
-          "masked_lm_ids": np.array([tokens[place]]),
-          "masked_lm_weights": np.ones(1),
-        }
-      )
-    )
-  status, out, _ = run(tmp_path / "a", f"--spm_model_file={model}")
-  assert status == 0
+  features = {
+    "input_ids": np.array(tokens),
+    "input_mask": np.ones(size, int),
+    "segment_ids": np.arange(size) >= len(ids) + 2,
+    "next_sentence_labels": np.array([1]),
+    "masked_lm_positions": np.array([place]),
+    "masked_lm_ids": np.array([tokens[place]]),
+    "masked_lm_weights": np.ones(1),
+  }
+  features["input_ids"][place] = encoder.mask_id
+  write_shard(tmp_path / "a", [features])
+  out, told = look(tmp_path / "a", f"--spm_model_file={model}")
+  assert not told
   a, b = re.findall("  A: (.*?)\n  B: (.*?)\n\n", out, re.DOTALL)[0]
   assert b.split() == f"{text} [SEP]".split()
   shown = re.sub(r"\{\[MASK\]\|\u2581?(.*?)\}", r"\1", a)
   assert shown != a and shown.split() == f"[CLS] {text} [SEP]".split()
 
 
-def test_the_vocabulary_is_found_by_its_hash(tmp_path):
+def test_the_vocabulary_is_found_by_its_hash(tmp_path, look):
   (tmp_path / "records").mkdir()
   manifest = write_set(tmp_path / "records", {"a": [record_of(ONE)]})
-  vocab_file = tmp_path / "records" / "vocab.txt"
+  path, vocab_file = (tmp_path / f"records/{n}" for n in ("a", "vocab.txt"))
   vocab_file.rename(tmp_path / "vocab.txt")
   # Of that name, but not that.
   vocab_file.write_text("\n".join([*VOCAB, "more"]))
-  _, out, _ = run(tmp_path / "records" / "a")
-  assert "[CLS] the {[MASK]|cat}" in out
+  assert "[CLS] the {[MASK]|cat}" in look(path)[0]
   (tmp_path / "vocab.txt").rename(tmp_path / "mine.txt")
-  _, out, _ = run(tmp_path / "records" / "a")
+  out, _ = look(path)
   assert "Ids, not words" in out and "2 5 {4|6}" in out
-  _, out, _ = run(
-    tmp_path / "records" / "a", f"--vocab_file={tmp_path}/mine.txt"
-  )
+  out, _ = look(path, f"--vocab_file={tmp_path}/mine.txt")
   assert "[CLS] the {[MASK]|cat}" in out
-  status, _, errors = run(
-    tmp_path / "records" / "a", f"--vocab_file={vocab_file}"
-  )
-  assert status == 1
-  assert errors == [
-    f"inspect_records.py: error: {vocab_file} has SHA-256 "
-    f"{file_sha256(str(vocab_file))}, but the records were made "
-    f"with vocab.txt of SHA-256 {manifest.tokenizer.sha256}: give that file"
+  assert look(path, f"--vocab_file={vocab_file}")[1] == [
+    f"{vocab_file} has SHA-256 {file_sha256(str(vocab_file))}, but the records "
+    f"were made with vocab.txt of SHA-256 {manifest.tokenizer.sha256}: give "
+    "that file"
   ]
 
 
-def test_all_damage_is_told(tmp_path):
+def test_all_damage_is_told(tmp_path, look):
   """One line for each damaged file; the others are read all the same."""
   names = ["bit", "cut", "good", "ids", "index", "sha"]
   made = [record_of(ONE), record_of(TWO), record_of(ONE)]
@@ -411,14 +401,11 @@ def test_all_damage_is_told(tmp_path):
   os.truncate(tmp_path / "cut", offsets[3] - 1)
   with open(tmp_path / "index.index", "wb") as f:
     np.save(f, np.delete(offsets, 1))
-  with tfrecord.shard_writer(str(tmp_path / "sha")) as writer:
-    for features in (*made[:2], record_of(TWO)):
-      writer.write(tf_example.encode_example(features))
+  write_shard(tmp_path / "sha", [*made[:2], record_of(TWO)])
   paths = [tmp_path / name for name in names]
-  status, out, errors = run(*paths, "--num_examples=4")
-  assert status == 1
+  out, told = look(*paths, "--num_examples=4")
   for line, words in zip(
-    errors,
+    told,
     [
       f"{tmp_path}/bit: record 1 at byte {offsets[1]} is damaged (checksum",
       f"{tmp_path}/cut: record 2 at byte {offsets[2]} has a damaged length",
@@ -429,12 +416,12 @@ def test_all_damage_is_told(tmp_path):
     strict=False,
   ):
     assert line.startswith(f"error: {words}")
-  assert errors[5:] == ["inspect_records.py: error: 5 of 6 files are damaged"]
+  assert told[5:] == ["5 of 6 files are damaged"]
   assert "  records     3 in 1 file; 5 other files are damaged\n" in out
   assert "no more examples of bit: " in out and "good, record 0" in out
   # Neither the manifest nor records that the sample leaves out are checked.
-  status, out, errors = run(tmp_path / "sha", "--noverify")
-  assert (status, errors) == (0, [])
+  out, told = look(tmp_path / "sha", "--noverify")
+  assert not told
   assert out.endswith("1 file, 3 records, not verified\n")
 
 
@@ -482,50 +469,44 @@ def test_records_of_another_shape(tmp_path, change, words):
     record_report.read_record(files, 1, features)
 
 
-def test_a_sample(tmp_path):
+def test_a_sample(tmp_path, look):
   made = [record_of(ONE if i < 1000 else TWO) for i in range(2000)]
   write_set(tmp_path, {"a": made[:500], "b": made[500:]})
-  status, out, _ = run(tmp_path / "[ab]", "--noverify", "--num_examples=0")
-  assert status == 0 and "[CLS]" not in out
+  out, told = look(tmp_path / "[ab]", "--noverify", "--num_examples=0")
+  assert not told and "[CLS]" not in out
   assert "2,000 in 2 files; the counts below are from 1,000 of them\n" in out
   assert "in a record; B is from elsewhere in 33.3%\n" in out
-  _, out, _ = run(tmp_path / "[ab]", "--num_examples=0")
+  out, _ = look(tmp_path / "[ab]", "--num_examples=0", "--num_workers=1")
   assert "  records     2,000 in 2 files\n" in out
   assert "in a record; B is from elsewhere in 50.0%\n" in out
 
 
-def test_data_sets_are_shown_one_by_one(tmp_path):
+def test_data_sets_are_shown_one_by_one(tmp_path, look):
   for name, example in (("x", ONE), ("y", TWO)):
     (tmp_path / name).mkdir()
     write_set(tmp_path / name, {n: [record_of(example)] for n in "ac"})
     os.unlink(tmp_path / name / "c")
   os.unlink(tmp_path / "y" / "vocab.txt")
   (tmp_path / "y" / "b").write_bytes((tmp_path / "x" / "a").read_bytes())
-  _, out, _ = run(f"{tmp_path}/*/a", tmp_path / "y" / "b", "--num_examples=1")
+  out, _ = look(f"{tmp_path}/*/a", tmp_path / "y" / "b", "--num_examples=1")
   titles = [line for line in out.splitlines() if line.startswith("/")]
-  assert titles == [
-    f"{tmp_path}/x/x.manifest.json",
-    f"{tmp_path}/y/x.manifest.json",
-    f"{tmp_path}/y/b",
-  ]
+  names = ("x/x.manifest.json", "y/x.manifest.json", "y/b")
+  assert titles == [f"{tmp_path}/{name}" for name in names]
   assert out.count("a, record 0") == 2 and out.count("b, record 0") == 1
   assert out.count("  missing     1, such as c\n") == 2
   assert out.endswith("3 files, 3 records, all checksums right\n")
+  # A glob that the shell expands gives the files beside the records, too.
+  names = [tmp_path / "x" / n for n in ("a", "a.index", "x.manifest.json")]
+  assert look(*names)[0].endswith("1 file, 1 record, all checksums right\n")
 
 
-def test_arguments(tmp_path):
-  assert run()[2] == [
-    "inspect_records.py: error: no file or folder is named; see --help"
-  ]
-  status, _, errors = run(tmp_path / "nowhere*", "--num_examples=1")
-  assert status == 1 and "nowhere*: no such file" in errors[0]
-  done = subprocess.run(
-    [sys.executable, "-m", "tools.inspect_records", "--help"],
-    capture_output=True,
-    text=True,
-  )
-  assert "--vocab_file" in done.stdout and "Shows the manifest" in done.stdout
-  # A glob that the shell expands gives the files beside the records too.
-  write_set(tmp_path, {"a": [record_of(ONE)]})
-  names = [tmp_path / n for n in ("a", "a.index", "x.manifest.json")]
-  assert run(*names)[0] == 0
+def test_the_command_itself():
+  def told(*words):
+    module = [sys.executable, "-m", "tools.inspect_records", *words]
+    done = subprocess.run(module, capture_output=True, text=True)
+    return done.returncode, done.stdout, done.stderr
+
+  words = "inspect_records.py: error: no file or folder is named; see --help\n"
+  assert told() == (1, "", words)
+  _, out, _ = told("--help")
+  assert "--vocab_file" in out and "Shows the manifest" in out
