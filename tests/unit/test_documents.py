@@ -46,6 +46,14 @@ def texts(*paths, form=FORM):
   return [document.lines for document in read(*paths, form=form)]
 
 
+def refused(path, content, words, form=FORM):
+  """The error of a file of this content."""
+  path.write_bytes(content if isinstance(content, bytes) else content.encode())
+  with pytest.raises(DataError, match=f"{path.name}: {words}") as e:
+    read(path, form=form)
+  assert "\n" not in str(e.value)
+
+
 # Plain text -------------------------------------------------------------------
 
 
@@ -87,7 +95,7 @@ def test_documents_of_plain_text_in_any_pieces(
   path.write_bytes(content)
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(text_files, "PIECE_BYTES", piece_bytes)
-    pieces = documents.split_into_pieces([str(path)], DocumentFormat())
+    pieces = documents.split_into_pieces([str(path)], FORM)
     assert len(pieces) == -(-len(content) // piece_bytes)
     assert read(path) == by_hand(path, content)
 
@@ -96,19 +104,12 @@ def test_a_document_is_read_by_the_piece_of_its_border(tmp_path, monkeypatch):
   monkeypatch.setattr(text_files, "PIECE_BYTES", 4)
   path = tmp_path / "t.txt"
   path.write_text("a\nb\n\nlong long\nc\n\nd\n")
-  pieces = documents.split_into_pieces([str(path)], DocumentFormat())
+  pieces = documents.split_into_pieces([str(path)], FORM)
   pieces = pickle.loads(pickle.dumps(pieces))
-  found = [
-    [d.lines for d in documents.read_documents(p, DocumentFormat())]
-    for p in pieces
-  ]
+  found = [[d.lines for d in documents.read_documents(p, FORM)] for p in pieces]
   assert found == [[["a", "b"]], [["long long", "c"]], [], [], [["d"]]]
-
-
-def test_a_file_end_ends_a_document(tmp_path):
-  for name in "ab":
-    (tmp_path / name).write_text(f"in {name}\n")
-  assert texts(tmp_path / "*") == [["in a"], ["in b"]]
+  (tmp_path / "u.txt").write_text("e\n")  # the end of a file is a border, too
+  assert texts(tmp_path / "*")[-2:] == [["d"], ["e"]]
 
 
 @settings(deadline=None, max_examples=100)
@@ -180,17 +181,13 @@ def test_compression_and_encoding(tmp_path, ending, name, content, encoding):
   form = of_field(encoding=encoding.removesuffix("-sig"))
   assert texts(path, form=form) == [["a", "é"], ["b"]]
   if ending:
-    path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(DataError, match=f"{path.name}: not a whole"):
-      read(path, form=form)
+    refused(path, path.read_bytes()[:-3], "not a whole", form)
 
 
-def test_wrong_bytes_are_named_by_line(tmp_path):
-  for name in ("t.txt", "t.csv"):
-    path = tmp_path / name
-    path.write_bytes(b"text\nb\ncaf\xe9\n")
-    with pytest.raises(DataError, match=f"{name}: line 3: not text in utf-8"):
-      read(path)
+@pytest.mark.parametrize("name", ["t.txt", "t.csv"])
+def test_wrong_bytes_are_named_by_line(tmp_path, name):
+  words = "line 3: not text in utf-8"
+  refused(tmp_path / name, b"text\nb\ncaf\xe9\n", words)
 
 
 # Records ----------------------------------------------------------------------
@@ -220,19 +217,14 @@ def test_a_record_of_json_is_a_document(tmp_path, monkeypatch):
   assert read(path) == want
   monkeypatch.setattr(text_files, "PIECE_BYTES", 20)
   assert read(path) == want
-  assert [d.id for d in read(path, form=DocumentFormat(id_field="no"))][:2] == [
-    f"{path}:0",
-    f"{path}:{starts[1]}",
-  ]
+  ids = [d.id for d in read(path, form=DocumentFormat(id_field="no"))]
+  assert ids[:2] == [f"{path}:0", f"{path}:{starts[1]}"]
 
 
 def test_a_field_that_is_not_there(tmp_path):
-  path = tmp_path / "t.jsonl"
-  path.write_text('{"text": "a"}\n{"title": 1, "body": "b"}\n')
-  with pytest.raises(
-    DataError, match="line 2: .*text is missing; it has the fields title, body"
-  ):
-    read(path)
+  content = '{"text": "a"}\n{"title": 1, "body": "b"}\n'
+  words = "line 2: .*text is missing; it has the fields title, body"
+  refused(tmp_path / "t.jsonl", content, words)
 
 
 # Tables -----------------------------------------------------------------------
@@ -260,11 +252,7 @@ BAD_TABLES = {
 
 @pytest.mark.parametrize("content, words", BAD_TABLES.values(), ids=BAD_TABLES)
 def test_a_bad_table_is_named(tmp_path, content, words):
-  path = tmp_path / "t.csv"
-  path.write_text(content)
-  with pytest.raises(DataError, match=f"t.csv: {words}") as e:
-    read(path)
-  assert "\n" not in str(e.value)
+  refused(tmp_path / "t.csv", content, words)
 
 
 ROWS = {
@@ -299,7 +287,7 @@ def test_tables_of_pyarrow(tmp_path, monkeypatch, writer, piece_bytes, name):
   WRITERS[writer](path, ROWS)
   monkeypatch.setattr(text_files, "PIECE_BYTES", piece_bytes)
   monkeypatch.setattr(documents, "_BATCH_ROWS", 2 if piece_bytes > 200 else 1)
-  pieces = documents.split_into_pieces([str(path)], DocumentFormat())
+  pieces = documents.split_into_pieces([str(path)], FORM)
   assert len(pieces) == {1: 5, 1 << 20: 1}.get(piece_bytes, len(pieces))
   assert read(path)[:4] == [
     Document("x", ["a", "", "b"]),
@@ -315,25 +303,19 @@ def test_tables_of_pyarrow(tmp_path, monkeypatch, writer, piece_bytes, name):
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_columns_without_text(tmp_path, writer):
-  path = tmp_path / "t"
-  WRITERS[writer](path, ROWS)
-  refused = {
-    "n": r"--text_field=n holds int64, not text: name another \(n, text, id",
-    "body": r"none of its 3 columns is --text_field=body: .*\(n, text, id\)",
-  }
-  for field, words in refused.items():
-    with pytest.raises(DataError, match=words):
-      read(path, form=of_field(text_field=field))
-
-
-@pytest.mark.parametrize("writer", WRITERS)
-def test_kinds_of_text_columns(tmp_path, writer):
-  pyarrow = arrow()
+def test_columns_with_and_without_text(tmp_path, writer):
+  path, pyarrow = tmp_path / "t", arrow()
   words = pyarrow.array(["a", None, "a"])
   for column in (words.cast(pyarrow.large_string()), words.dictionary_encode()):
-    WRITERS[writer](tmp_path / "t", {"text": column})
-    assert texts(tmp_path / "t") == [["a"], [], ["a"]]
+    WRITERS[writer](path, {"text": column})
+    assert texts(path) == [["a"], [], ["a"]]
+  WRITERS[writer](path, ROWS)
+  for field, said in {
+    "n": r"--text_field=n holds int64, not text: name another \(n, text, id",
+    "body": r"none of its 3 columns is --text_field=body: .*\(n, text, id\)",
+  }.items():
+    with pytest.raises(DataError, match=said):
+      read(path, form=of_field(text_field=field))
 
 
 @pytest.mark.parametrize("writer", WRITERS)
@@ -341,21 +323,15 @@ def test_damaged_tables_are_named(tmp_path, writer):
   path = tmp_path / "t"
   WRITERS[writer](path, {"text": ["abcdefg " * 100] * 500}, 100)
   whole = path.read_bytes()
-  path.write_bytes(whole[: len(whole) * 2 // 3])
-  with pytest.raises(
-    DataError, match="t: damaged .*: copy the file again"
-  ) as e:
-    read(path)
-  assert "\n" not in str(e.value)
+  part = whole[: len(whole) * 2 // 3]
+  refused(path, part, "damaged .*: copy the file again")
 
 
 def test_bad_utf8_in_a_column_is_named(tmp_path):
-  pyarrow = arrow()
-  path = tmp_path / "t"
+  pyarrow, path = arrow(), tmp_path / "t"
   column = pyarrow.array([b"good"] * 300 + [b"caf\xe9"])
-  wrong = pyarrow.Array.from_buffers(
-    pyarrow.string(), len(column), column.buffers()
-  )
+  buffers = column.buffers()
+  wrong = pyarrow.Array.from_buffers(pyarrow.string(), len(column), buffers)
   write_arrow(path, {"text": wrong}, 1000)
   with pytest.raises(DataError, match="t: row 256 or a later one: .*UTF8"):
     read(path)
@@ -371,18 +347,14 @@ def test_damaged_pages_are_named(tmp_path):
   group = arrow().parquet.ParquetFile(path).metadata.row_group(1).column(0)
   start = group.data_page_offset
   content[start : start + 200] = bytes(200)
-  path.write_bytes(content)
-  with pytest.raises(DataError, match="row 200 or a later one: damaged"):
-    read(path)
+  refused(path, bytes(content), "row 200 or a later one: damaged")
 
 
 def test_without_pyarrow(tmp_path, monkeypatch):
   monkeypatch.setitem(sys.modules, "pyarrow", None)
-  path = tmp_path / "t.parquet"
-  path.write_bytes(b"PAR1\x15\0\x15\x1a" + bytes(20) + b"PAR1")
-  words = "t.parquet: only pyarrow reads it.*-r requirements/text.txt"
-  with pytest.raises(DataError, match=words):
-    read(path)
+  content = b"PAR1\x15\0\x15\x1a" + bytes(20) + b"PAR1"
+  words = "only pyarrow reads it.*-r requirements/text.txt"
+  refused(tmp_path / "t.parquet", content, words)
 
 
 def saved(folder, rows, files):
@@ -405,18 +377,16 @@ def test_a_folder_of_datasets(tmp_path):
 
 
 def test_folders_that_are_no_data_set(tmp_path):
-  splits = tmp_path / "dataset_dict.json"
-  splits.write_text('{"splits": ["train", "test"]}')
-  words = f"holds several .*, {tmp_path}/train,{tmp_path}/test"
-  with pytest.raises(DataError, match=words):
-    read(tmp_path)
-  splits.write_text("{}")
-  with pytest.raises(DataError, match="dataset_dict.json: .*splits is missing"):
-    read(tmp_path)
-  splits.unlink()
   (tmp_path / "a").mkdir()
   with pytest.raises(DataError, match="which is a folder"):
     read(tmp_path / "a")
+  for content, words in {
+    '{"splits": ["x", "y"]}': f"holds several .*, {tmp_path}/x,{tmp_path}/y",
+    "{}": "dataset_dict.json: .*splits is missing",
+  }.items():
+    (tmp_path / "dataset_dict.json").write_text(content)
+    with pytest.raises(DataError, match=words):
+      read(tmp_path)
 
 
 def test_folders_that_datasets_saves(tmp_path):

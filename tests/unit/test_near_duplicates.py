@@ -1,5 +1,6 @@
 """Near-duplicates against the exact Jaccard similarity of all pairs."""
 
+import functools
 import itertools
 import re
 
@@ -53,26 +54,37 @@ def sign(tmp_path, texts, sizes):
   return folders
 
 
-def edges_of(folders, threshold, parts=1):
+def edges_of(folders, threshold=0.8, parts=1):
+  edges = near_duplicates.edges
   return np.concatenate(
     [
-      near_duplicates.edges(folders, band, part, parts, threshold)
+      edges(folders, band, part, parts, threshold)
       for band in range(near_duplicates.BANDS)
       for part in range(parts)
     ]
   )
 
 
+def clusters_of(tmp_path, texts, sizes=None, **how):
+  """The first text of each one's cluster."""
+  folders = sign(tmp_path, texts, sizes or [len(texts)])
+  return near_duplicates.clusters(len(texts), edges_of(folders, **how))
+
+
+@functools.cache
+def alike():
+  """Texts, and {pair of them: its similarity}."""
+  texts = corpus(np.random.default_rng(3))
+  sets = list(map(shingles_of, texts))
+  pairs = itertools.combinations(range(len(texts)), 2)
+  return texts, {pair: jaccard(sets[pair[0]], sets[pair[1]]) for pair in pairs}
+
+
 @pytest.mark.parametrize("threshold", [0.6, 0.8, 1.0])
 def test_pairs_are_those_of_exact_similarity(tmp_path, threshold):
   """Precision is exact; recall of clusters is at least 98%."""
-  texts = corpus(np.random.default_rng(3))
-  sets = list(map(shingles_of, texts))
-  exact = [
-    pair
-    for pair in itertools.combinations(range(len(texts)), 2)
-    if jaccard(sets[pair[0]], sets[pair[1]]) >= threshold
-  ]
+  texts, similarity = alike()
+  exact = [pair for pair in similarity if similarity[pair] >= threshold]
   folders = sign(tmp_path, texts, [100, 0, 1, 199, 60])
   pairs = edges_of(folders, threshold)
   assert {tuple(pair) for pair in pairs.tolist()} <= set(exact)
@@ -85,39 +97,18 @@ def test_pairs_are_those_of_exact_similarity(tmp_path, threshold):
 
 def test_the_cut_into_folders_and_parts_changes_nothing(tmp_path):
   texts = corpus(np.random.default_rng(5), 40)
-  want = near_duplicates.clusters(
-    len(texts), edges_of(sign(tmp_path, texts, [len(texts)]), 0.8)
-  )
+  want = clusters_of(tmp_path, texts)
   for sizes, parts in (([50, 60, 50], 3), ([1] * len(texts), 1)):
-    pairs = edges_of(sign(tmp_path, texts, sizes), 0.8, parts)
-    got = near_duplicates.clusters(len(texts), pairs)
-    assert (got == want).all()
-
-
-def test_many_copies_take_linear_time(tmp_path):
-  """Equal ones and such that differ in a word."""
-  random = np.random.default_rng(7)
-  words = list(random.choice(WORDS, 100))
-  copies = [" ".join(words).encode()] * 3000
-  for number in range(500):
-    copies.append(" ".join([*words, f"x{number}"]).encode())
-  folders = sign(tmp_path, copies, [len(copies)])
-  pairs = edges_of(folders, 0.8)
-  firsts = near_duplicates.clusters(len(copies), pairs)
-  assert not firsts.any()
-  assert len(pairs) < near_duplicates.BANDS * 20 * len(copies)
+    assert (clusters_of(tmp_path, texts, sizes, parts=parts) == want).all()
 
 
 def test_a_chain_is_one_cluster(tmp_path):
   """Neighbours are alike, the ends are not."""
   words = [f"v{number}" for number in range(700)]
-  texts = [
-    " ".join(words[begin : begin + 200]).encode() for begin in range(0, 400, 8)
-  ]
-  pairs = edges_of(sign(tmp_path, texts, [len(texts)]), 0.85)
-  assert not near_duplicates.clusters(len(texts), pairs).any()
-  apart = edges_of(sign(tmp_path, texts[::25], [2]), 0.85)
-  assert not len(apart)
+  begins = range(0, 400, 8)
+  texts = [" ".join(words[begin : begin + 200]).encode() for begin in begins]
+  assert not clusters_of(tmp_path, texts, threshold=0.85).any()
+  assert not len(edges_of(sign(tmp_path, texts[::25], [2]), 0.85))
 
 
 @pytest.mark.parametrize(
@@ -138,17 +129,12 @@ def test_a_chain_is_one_cluster(tmp_path):
 )
 def test_words(one, other, same):
   """Case of ASCII, punctuation and spaces do not count."""
-  hashes = [
-    near_duplicates.ngram_hashes([text.encode()], 12).values.tolist()
-    for text in (one, other)
-  ]
-  assert (hashes[0] == hashes[1]) is same
+  hashes = lambda text: near_duplicates.ngram_hashes([text.encode()], 12).values
+  assert np.array_equal(hashes(one), hashes(other)) is same
 
 
 def test_hashes_do_not_depend_on_the_place():
-  texts = [
-    text.encode() for text in ("a b c d", "x", "", "b c d a b c", "天 b")
-  ]
+  texts = [t.encode() for t in ("a b c d", "x", "", "b c d a b c", "天 b")]
   together = near_duplicates.ngram_hashes(texts, 3)
   alone = [near_duplicates.ngram_hashes([text], 3).values for text in texts]
   assert together.values.tolist() == np.concatenate(alone).tolist()
@@ -176,6 +162,8 @@ def test_overlaps():
   got = near_duplicates.overlaps([t.encode() for t in texts], np.sort(ngrams))
   assert got.tolist() == [True, False, True, False, False]
   assert near_duplicates.overlaps([], ngrams).shape == (0,)
+  none = np.zeros(0, np.uint64)
+  assert near_duplicates.overlaps([b"a text", b""], none).tolist() == [0, 0]
 
 
 # An East Asian character, or what stands between others and separators.
@@ -221,16 +209,11 @@ def test_hashes_do_not_depend_on_blocks():
   np.testing.assert_array_equal(got, short.values)
 
 
-def test_overlaps_of_no_evaluation_set():
-  none = np.zeros(0, np.uint64)
-  assert near_duplicates.overlaps([b"a text", b""], none).tolist() == [0, 0]
-
-
 def test_a_similarity_at_the_threshold_counts(tmp_path):
   """10 shingles, of which 8 are in both."""
   texts = [" ".join(WORDS[:count]).encode() for count in (14, 12)]
   folders = sign(tmp_path, texts, [2])
-  assert set(map(tuple, edges_of(folders, 0.8).tolist())) == {(0, 1)}
+  assert set(map(tuple, edges_of(folders).tolist())) == {(0, 1)}
   assert not len(edges_of(folders, 0.801))
 
 
@@ -247,49 +230,43 @@ def test_ten_thousand_copies_take_no_comparison(tmp_path, monkeypatch):
   monkeypatch.setattr(near_duplicates, "_similarity", None)
   text = " ".join(WORDS[:100])
   copies = [text.encode(), text.upper().encode()] * 5000
-  pairs = edges_of(sign(tmp_path, copies, [4000, 6000]), 0.8)
+  pairs = edges_of(sign(tmp_path, copies, [4000, 6000]))
   assert len(pairs) == len(copies) - 1
   assert not near_duplicates.clusters(len(copies), pairs).any()
 
 
 def test_near_copies_take_a_comparison_each(tmp_path, monkeypatch):
-  """1,000 that have a key in common: half a million pairs."""
+  """1,000 that have a key in common, half a million pairs, and equal ones."""
   compared = []
   real = near_duplicates._similarity
-  monkeypatch.setattr(
-    near_duplicates,
-    "_similarity",
-    lambda *sets: compared.append(1) or real(*sets),
-  )
+  counted = lambda *sets: compared.append(1) or real(*sets)
+  monkeypatch.setattr(near_duplicates, "_similarity", counted)
   text = " ".join(WORDS[:200])
   texts = [f"{text} x{number}".encode() for number in range(1000)]
-  pairs = edges_of(sign(tmp_path, texts, [1000]), 0.8)
-  assert not near_duplicates.clusters(1000, pairs).any()
-  assert len(compared) <= 14 * 1000
+  texts += [text.encode()] * 1000
+  assert not clusters_of(tmp_path, texts).any()
+  assert len(compared) <= 14 * 1001
 
 
-def connected(begins):
-  """The pairs of documents that have the 100 shingles from there on."""
+@pytest.mark.parametrize(
+  "begins, most, pairs",
+  [
+    ([500, 0, 11, 22, 33], 16, [(1, 2), (2, 3), (3, 4)]),
+    ([0, 20, 10], 16, [(1, 2), (0, 2)]),
+    ([0, 20, 10, 5], 16, [(1, 2), (0, 2), (2, 3)]),
+    ([0, 200, 400, 5], 3, [(0, 3)]),
+    ([0, 200, 400, 600, 5], 3, []),
+  ],
+  ids="first-near-none joins-two joins-one nearest-3 no-more-than-3".split(),
+)
+def test_documents_of_a_key_are_connected(monkeypatch, begins, most, pairs):
+  """Each has the 100 shingles from its begin on; `most` before it count."""
+  monkeypatch.setattr(near_duplicates, "_COMPARED", most)
   group = [
     (0, number, np.arange(begin, begin + 100, dtype=np.uint32))
     for number, begin in enumerate(begins)
   ]
-  return list(near_duplicates._connect(group, 0.8))
-
-
-def test_a_group_whose_first_document_is_not_near_all_others_is_found():
-  assert connected([500, 0, 11, 22, 33]) == [(1, 2), (2, 3), (3, 4)]
-
-
-def test_a_document_can_join_clusters():
-  assert connected([0, 20, 10]) == [(1, 2), (0, 2)]
-  assert connected([0, 20, 10, 5]) == [(1, 2), (0, 2), (2, 3)]
-
-
-def test_a_document_is_compared_with_a_limited_number(monkeypatch):
-  monkeypatch.setattr(near_duplicates, "_COMPARED", 3)
-  assert connected([0, 200, 400, 5]) == [(0, 3)]
-  assert connected([0, 200, 400, 600, 5]) == []
+  assert list(near_duplicates._connect(group, 0.8)) == pairs
 
 
 def test_clusters_are_connected_components():
@@ -304,7 +281,7 @@ def test_clusters_are_connected_components():
 def test_how_much_is_read_at_a_time_does_not_matter(tmp_path, monkeypatch):
   texts = corpus(np.random.default_rng(9), 40)
   folders = sign(tmp_path, texts, [len(texts) // 2, len(texts)])
-  want = edges_of(folders, 0.8)
+  want = edges_of(folders)
   assert len(want)
   monkeypatch.setattr(near_duplicates, "_READ_SHINGLES", 100)
-  np.testing.assert_array_equal(edges_of(folders, 0.8), want)
+  np.testing.assert_array_equal(edges_of(folders), want)

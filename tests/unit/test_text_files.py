@@ -23,10 +23,13 @@ def is_plain(content):
   return input_files.kind_of(f, "x", *every) is input_files.PLAIN
 
 
-def sentences(*paths, **text):
-  return list(
-    text_files.read_lines([str(p) for p in paths], TextFormat(**text))
-  )
+def sentences(path, content=None, **text):
+  """The sentences of a file; of this content if there is one."""
+  if content is not None:
+    path.write_bytes(
+      content if isinstance(content, bytes) else content.encode()
+    )
+  return list(text_files.read_lines([str(path)], TextFormat(**text)))
 
 
 @settings(deadline=None, max_examples=150)
@@ -81,20 +84,17 @@ TEXT = "One here.\nTwo there.\n\nThree 中文。\n" * 300
 )
 def test_compressed_files(tmp_path, name, compress):
   path = tmp_path / name
-  path.write_bytes(compress(TEXT.encode()))
-  assert sentences(path) == TEXT.split("\n")[:-1]
+  assert sentences(path, compress(TEXT.encode())) == TEXT.split("\n")[:-1]
   (piece,) = text_files.split_into_pieces([str(path)])
   batches = list(text_files.read_batches(piece, TextFormat()))
   assert sum(b.bytes for b in batches) == len(TEXT.encode())
   assert sum(b.bytes_on_disk for b in batches) == path.stat().st_size
   damaged = f"{name}: not a whole (gzip|bzip2|xz|zstd) file"
-  path.write_bytes(compress(TEXT.encode())[:-6])
   with pytest.raises(errors.DataError, match=damaged):
-    sentences(path)
+    sentences(path, compress(TEXT.encode())[:-6])
   if path.suffix in (".gz", ".bz2", ".xz", ".zst"):
-    path.write_bytes(b"no such format")
     with pytest.raises(errors.DataError, match=damaged):
-      sentences(path)
+      sentences(path, b"no such format")
 
 
 @pytest.mark.parametrize(
@@ -115,23 +115,18 @@ def test_json_lines(tmp_path, name, compress):
     {"text": "lone \ud800 half\0"},
   ]
   content = "\n".join(map(json.dumps, records)).encode() + b"\n\n"
-  path = tmp_path / name
-  path.write_bytes(compress(content))
-  got = sentences(path)
+  got = sentences(tmp_path / name, compress(content))
   assert got == ["", "One.", "Two.", "Three.", "", "", "", "", "lone  half", ""]
-
-
-def test_the_text_field_is_named(tmp_path):
-  path = tmp_path / "t.jsonl"
-  path.write_text('{"body": "a"}\n')
-  assert sentences(path, text_field="body") == ["", "a", ""]
+  content = compress(b'{"body": "a"}\n')
+  got = sentences(tmp_path / name, content, text_field="body")
+  assert got == ["", "a", ""]
 
 
 def test_a_long_line_is_several(tmp_path, monkeypatch):
   monkeypatch.setattr(text_files, "MAX_LINE_BYTES", 16)
   path = tmp_path / "t.txt"
-  path.write_text("short\n" + "one two three four five\n" + "中" * 12 + "\nend")
-  got = sentences(path)
+  text = "short\n" + "one two three four five\n" + "中" * 12 + "\nend"
+  got = sentences(path, text)
   assert got == [
     "short", "one two three", "four five", "中" * 5, "中" * 5, "中" * 2, "end",
   ]  # fmt: skip
@@ -143,9 +138,9 @@ def test_a_long_line_is_several(tmp_path, monkeypatch):
 def test_a_long_line_of_json_is_several(tmp_path, monkeypatch):
   monkeypatch.setattr(prose, "MAX_PARAGRAPH", 12)
   path = tmp_path / "t.jsonl"
-  path.write_text(json.dumps({"text": "one two three four\n" + "x" * 15}))
+  text = json.dumps({"text": "one two three four\n" + "x" * 15})
   want = ["", "one two", "three four", "x" * 12, "xxx", ""]
-  assert sentences(path) == want
+  assert sentences(path, text) == want
   # A long document comes in several batches.
   monkeypatch.setattr(text_files, "_BATCH_BYTES", 5)
   (piece,) = text_files.split_into_pieces([str(path)])
@@ -176,11 +171,11 @@ def test_another_encoding(tmp_path, name, encoding, monkeypatch):
   data = (spelt if is_json else SPANISH).encode(encoding)
   compress = {".gz": gzip.compress, ".zst": zstd.compress}
   path = tmp_path / name
-  path.write_bytes(compress.get(path.suffix, bytes)(data))
+  data = compress.get(path.suffix, bytes)(data)
   want = ["El señor", "", "café"]
   if is_json:
     want = ["", "El señor", "café", ""]
-  assert sentences(path, encoding=encoding) == want
+  assert sentences(path, data, encoding=encoding) == want
   with pytest.raises(errors.DataError, match=f"{name}: .*--encoding"):
     sentences(path)  # as UTF-8
 
@@ -203,16 +198,12 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(
-  "content, encoding, words", REFUSED.values(), ids=REFUSED
-)
-def test_text_in_no_such_encoding_is_refused(
-  tmp_path, content, encoding, words
-):
+@pytest.mark.parametrize("name", REFUSED)
+def test_text_in_no_such_encoding_is_refused(tmp_path, name):
+  content, encoding, words = REFUSED[name]
   path = tmp_path / "t.txt"
-  path.write_bytes(content)
   with pytest.raises(errors.DataError, match=words) as e:
-    sentences(path, encoding=encoding)
+    sentences(path, content, encoding=encoding)
   assert str(path) in str(e.value) and "\n" not in str(e.value)
 
 
@@ -232,30 +223,25 @@ REFUSED_JSON = {
 }
 
 
-@pytest.mark.parametrize(
-  "name, line, words", REFUSED_JSON.values(), ids=REFUSED_JSON
-)
-def test_bad_json_is_refused(tmp_path, name, line, words, monkeypatch):
+@pytest.mark.parametrize("case", REFUSED_JSON)
+def test_bad_json_is_refused(tmp_path, case, monkeypatch):
+  name, line, words = REFUSED_JSON[case]
   monkeypatch.setattr(text_files, "MAX_RECORD_BYTES", 1 << 20)
-  path = tmp_path / name
-  path.write_text('{"text": "a"}\n' + line + "\n")
   with pytest.raises(errors.DataError, match=words):
-    sentences(path)
+    sentences(tmp_path / name, '{"text": "a"}\n' + line + "\n")
 
 
 def test_a_place_in_the_middle_of_a_file(tmp_path, monkeypatch):
   monkeypatch.setattr(text_files, "PIECE_BYTES", 8)
   monkeypatch.setattr(text_files, "_BUFFER_BYTES", 4)
-  path = tmp_path / "t.txt"
-  path.write_bytes(b"one\n" * 20 + b"tw\xf6\n")
   with pytest.raises(errors.DataError, match="line 21: "):
-    sentences(path)
+    sentences(tmp_path / "t.txt", b"one\n" * 20 + b"tw\xf6\n")
 
 
-@pytest.mark.parametrize("name", ["", "x", "base64", "rot13", "a\0", "locale"])
-def test_encodings_that_are_none(name):
-  with pytest.raises(errors.DataError, match="--encoding=.*text encodings"):
-    TextFormat(encoding=name)
+def test_encodings_that_are_none():
+  for name in ("", "x", "base64", "rot13", "a\0", "locale"):
+    with pytest.raises(errors.DataError, match="--encoding=.*text encodings"):
+      TextFormat(encoding=name)
 
 
 @pytest.mark.parametrize(
@@ -280,10 +266,9 @@ def test_prose(language, lines, want):
 
 
 def test_prose_of_files(tmp_path):
-  plain, json_lines = tmp_path / "t.txt", tmp_path / "t.jsonl"
-  plain.write_text("Mr. Smith came. He left.\n\nA new one\nwas here.\n")
-  json_lines.write_text(json.dumps({"text": "One. Two\nthree."}) + "\n")
-  assert sentences(plain, prose="en") == [
-    "Mr. Smith came.", "He left.", "", "A new one was here.",
-  ]  # fmt: skip
-  assert sentences(json_lines, prose="en") == ["", "One.", "Two three.", ""]
+  text = "Mr. Smith came. He left.\n\nA new one\nwas here.\n"
+  want = ["Mr. Smith came.", "He left.", "", "A new one was here."]
+  assert sentences(tmp_path / "t.txt", text, prose="en") == want
+  text = json.dumps({"text": "One. Two\nthree."}) + "\n"
+  want = ["", "One.", "Two three.", ""]
+  assert sentences(tmp_path / "t.jsonl", text, prose="en") == want
