@@ -95,20 +95,16 @@ def test_an_environment_is_made_once(place):
 
 
 def test_a_wrong_python_leaves_nothing_behind(place):
-  wrong = write(place.folder / "wrong", OTHER)
-  assert "is Python 3.9, and 3.11, 3.12 or 3.13 is needed" in place.refused(
-    wrong
-  )
   assert "is no Python that runs" in place.refused("no/such/python")
-  without = PYTHON.replace(
-    "#!/usr/bin/env bash",
-    "#!/usr/bin/env bash\n[[ $2 != *ensurepip* ]] || exit 1",
-  )
-  without = write(place.folder / "without", without)
-  assert "cannot make environments" in place.refused(without)
-  fails = PYTHON.replace("ln -sf", "exit 1; ln -sf")
-  fails = write(place.folder / "fails" / "python", fails)
-  assert "-m venv failed" in place.refused(fails)
+  bash = "#!/usr/bin/env bash\n"
+  without = PYTHON.replace(bash, f"{bash}[[ $2 != *ensurepip* ]] || exit 1\n")
+  for text, words in {
+    OTHER: "is Python 3.9, and 3.11, 3.12 or 3.13 is needed",
+    without: "cannot make environments",
+    PYTHON.replace("ln -sf", "exit 1; ln -sf"): "-m venv failed",
+  }.items():
+    wrong = write(place.folder / "wrong" / "python", text)
+    assert words in place.refused(wrong)
   assert not place.venv.exists()
   place.made()
 
@@ -328,13 +324,10 @@ def progress(*words):
   return process.returncode, (first + rest).splitlines(), errors, seconds
 
 
-def test_what_is_silent_shows_that_it_moves():
+def test_what_is_silent_shows_that_it_moves_and_what_failed_is_shown():
   code, lines, errors, first = progress("bash", "-c", "sleep 1; echo the end")
   assert (code, errors) == (0, "") and first < 1
   assert lines[0].strip() == "pip  0:00" and lines[-1].endswith("  the end")
-
-
-def test_what_failed_is_shown():
   code, _, errors, _ = progress("bash", "-c", "seq 99; exit 3")
   assert code == 3 and errors.startswith("40\n41\n")
   assert errors.endswith("99\npip: it failed; its last lines are above\n")
@@ -359,14 +352,11 @@ def test_words_of_make_pretrain_arrive_as_they_are(tmp_path):
 
 def test_make_shows_its_targets():
   """Each that people call, in 80 columns; and does nothing else."""
-  shown = [
-    call("make", "--no-print-directory", *words).stdout
-    for words in ([], ["help"])
-  ]
-  assert shown[0] == shown[1]
+  make = ("make", "--no-print-directory")
+  lines = call(*make).stdout.splitlines()
+  assert lines == call(*make, "help").stdout.splitlines()
   with open(f"{runs.ROOT}/Makefile", encoding="utf-8") as f:
     phony = re.search(r"^\.PHONY: (.*)$", f.read(), re.M)[1].split()
-  lines = shown[0].splitlines()
   assert sorted(phony) == sorted(line.split()[1] for line in lines)
   assert max(map(len, lines)) <= 80
 

@@ -45,19 +45,15 @@ def work(script, folder=runs.ROOT):
 
 
 def test_a_worker_passes_on_what_its_command_says():
-  machine = os.uname().nodename
-  end, lines = work(
-    "import sys; print('table'); print('note', file=sys.stderr)"
-  )
-  assert end == (0, "table\n")
-  assert lines == [f"worker 3: starts on {machine}", "worker 3: note"]
-
-
-def test_the_error_of_a_command_is_for_the_driver_to_show():
-  end, lines = work("import sys; print('note', file=sys.stderr); "
-    "print('x.py: error: no', file=sys.stderr); sys.exit(7)")  # fmt: skip
-  assert end == (7, "x.py: error: no")
-  assert lines[1:] == ["worker 3: note"]
+  """But its error is for the driver to show, and its table for one of all."""
+  note = "import sys; print('note', file=sys.stderr); print('table'); "
+  error = "print('x.py: error: no', file=sys.stderr); sys.exit(7)"
+  for script, end in {
+    note: (0, "table\n"),
+    note + error: (7, "x.py: error: no"),
+  }.items():
+    starts = f"worker 3: starts on {os.uname().nodename}"
+    assert work(script) == (end, [starts, "worker 3: note"])
 
 
 def test_a_killed_command_is_started_again():
@@ -125,23 +121,16 @@ class OneAtATime:
 
 
 def test_the_newest_progress_of_all_is_shown(capsys):
-  lines = Lines()
-  said = [
-    [
-      "worker 0: starts on a",
-      "worker 0: 10:00:01  tokenizing: 1 of 9 MB",
-      "worker 1: 10:00:02  tokenizing: 2 of 9 MB",
-    ],
-    ["worker 1: a note"],
-  ]
-  tasks = [(0, ""), (0, "table\n")]
-  ray = OneAtATime(lines, said)
-  assert ray_workers._await(ray, tasks, lines) == (0, "table\n")
-  assert capsys.readouterr().err.splitlines() == [
+  lines, tasks = Lines(), [(0, ""), (0, "table\n")]
+  first, older, newest, last = (
     "worker 0: starts on a",
+    "worker 0: 10:00:01  tokenizing: 1 of 9 MB",
     "worker 1: 10:00:02  tokenizing: 2 of 9 MB",
     "worker 1: a note",
-  ]
+  )
+  ray = OneAtATime(lines, [[first, older, newest], [last]])
+  assert ray_workers._await(ray, tasks, lines) == (0, "table\n")
+  assert capsys.readouterr().err.splitlines() == [first, newest, last]
 
 
 def test_the_first_error_ends_all():
@@ -200,12 +189,9 @@ def command(tmp_path, letters, monkeypatch):
 
 
 def start(command):
+  pipe = subprocess.PIPE
   return subprocess.Popen(
-    command,
-    cwd=runs.ROOT,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    text=True,
+    command, cwd=runs.ROOT, stdout=pipe, stderr=pipe, text=True
   )
 
 
@@ -240,12 +226,9 @@ def cluster(tmp_path, monkeypatch):
   )
   assert os.path.exists(ray)
   process = subprocess.Popen(
-    [sys.executable, "-c", script],
-    stdin=subprocess.PIPE,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.DEVNULL,
-    text=True,
-  )
+    [sys.executable, "-c", script], stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+  )  # fmt: skip
   for line in process.stdout:
     if line.startswith("up "):
       _, address, raylet = line.split()

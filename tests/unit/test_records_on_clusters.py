@@ -11,25 +11,16 @@ import sys
 from unittest import mock
 
 import runs
-from absl import flags
-from samples import contents, write_documents
+from samples import contents, parsed, write_documents
 from test_deployment import CHECKOUT, FOLDER, USER_ID, call, manifest, read
 
-from common.settings import define_flags, from_flags
 from data import creation, launchers
 from tools import ray_workers
 
 
-def settings_from(kind, words):
-  values = flags.FlagValues()
-  define_flags(kind, values)
-  values(["command", *words])
-  return from_flags(kind, values)
-
-
 def records_command(words):
   """The settings of a command that makes records, without its script."""
-  return settings_from(creation.Settings, words)
+  return parsed(creation.Settings, words)[0]
 
 
 def check_pod(pod):
@@ -59,9 +50,8 @@ def test_the_indexed_job_is_a_run_of_all_its_pods():
   pod = {"JOB_COMPLETION_INDEX": "15", "HOSTNAME": "records-x7k2p-15"}
   worker = launchers.worker_of(made.workers, pod)
   assert worker == ("records-x7k2p", 15, spec["completions"], 1)
-  assert (
-    str(made.workers.num_workers) == (container["resources"]["requests"]["cpu"])
-  )
+  cpus = container["resources"]["requests"]["cpu"]
+  assert str(made.workers.num_workers) == cpus
 
 
 def test_the_ray_job_fits_on_its_cluster():
@@ -74,13 +64,13 @@ def test_the_ray_job_fits_on_its_cluster():
   assert place == f"cd {CHECKOUT}"
   ours, theirs = command.split(" -- ")
   module = ".venv/bin/python -m tools.ray_workers"
-  start = settings_from(ray_workers.Settings, ours.split(module)[1].split())
+  start, _ = parsed(ray_workers.Settings, ours.split(module)[1].split())
   script, *words = shlex.split(theirs)
   assert script == "create_pretraining_data.py"
   assert records_command(words).output_file == "/data/records/train.tfrecord"
   cluster = job["spec"]["rayClusterSpec"]
-  with open(f"{runs.ROOT}/requirements/ray.txt", encoding="utf-8") as f:
-    version = re.search(r"^ray==(\S+)", f.read(), flags=re.M)[1]
+  ray = r"^ray==(\S+)"
+  version = re.search(ray, read("../requirements/ray.txt"), flags=re.M)[1]
   assert cluster["rayVersion"] == version
   assert f"'ray[default]=={version}'" in read("records-rayjob.yaml")
   assert cluster["authOptions"] == {"mode": "token"}
@@ -106,36 +96,29 @@ def test_a_slurm_array_makes_records_one_worker_after_another(
   ]  # fmt: skip
   slurm = {
     "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_CPUS_PER_TASK": "1",
-    "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_COUNT": "4",
-    "SLURM_ARRAY_TASK_MIN": "1", "SLURM_PROCID": "0",
+    "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_MIN": "1",
+    "SLURM_PROCID": "0",
   }  # fmt: skip
-  tables = []
-  for task in range(1, 5):
-    env = {**os.environ, **slurm, "SLURM_ARRAY_TASK_ID": str(task)}
-    script, output = (
-      f"{FOLDER}/slurm_records.sh",
-      "--output_file=out/a.tfrecord",
-    )
+
+  def run(folder, task, tasks):
+    env = {**os.environ, **slurm, "SLURM_ARRAY_TASK_COUNT": str(tasks)}
+    env["SLURM_ARRAY_TASK_ID"], script = str(task), f"{FOLDER}/slurm_records.sh"
+    output = f"--output_file={folder}/a.tfrecord"
     process = call(script, *words, output, cwd="/", env=env)
     assert process.returncode == 0, process.stderr
-    tables.append("manifest  " in process.stdout)
-  assert tables == [True, False, False, False]
+    return "manifest  " in process.stdout
+
+  tables = [run("out", task, tasks=3) for task in (1, 2, 3)]
+  assert tables == [True, False, False]
   assert not list(tmp_path.glob("out/*.unfinished"))
-  env = {**os.environ, **slurm, "SLURM_ARRAY_TASK_COUNT": "1"}
-  env["SLURM_ARRAY_TASK_ID"] = "1"
-  output = "--output_file=alone/a.tfrecord"
-  assert not call(
-    f"{FOLDER}/slurm_records.sh", *words, output, env=env
-  ).returncode
+  assert run("alone", 1, tasks=1)
   assert contents(tmp_path / "out") == contents(tmp_path / "alone")
 
 
 def test_the_spark_example_starts_all_workers(monkeypatch, capsys):
   """Held against the flags; its partitions run here, and no command does."""
-  with open(f"{runs.ROOT}/docs/data.md", encoding="utf-8") as f:
-    (example,) = re.findall(
-      r"^```python\n(.*?pyspark.*?)^```", f.read(), re.M | re.S
-    )
+  code = r"^```python\n(.*?pyspark.*?)^```"
+  (example,) = re.findall(code, read("../docs/data.md"), re.M | re.S)
   started = []
 
   def run(command, cwd, **_):
