@@ -29,27 +29,17 @@ LAYERS = (
   {"interop"},
   {"tools"},
   {
-    "convert_checkpoint",
-    "create_pretraining_data",
-    "evaluate_grammar",
-    "predict",
-    "run_classifier",
-    "run_ner",
-    "run_pretraining",
-    "run_squad",
+    "convert_checkpoint", "create_pretraining_data", "evaluate_grammar",
+    "predict", "run_classifier", "run_ner", "run_pretraining", "run_squad",
     "run_tasks",
   },
-)
+)  # fmt: skip
 # Data workers start fast because these never load TensorFlow.
 WITHOUT_TENSORFLOW = {
-  "create_pretraining_data",
-  "tokenization",
-  "tools.inspect_records",
-  "tools.prepare_corpus",
-  "tools.ray_workers",
-  "tools.train_tokenizer",
+  "create_pretraining_data", "tokenization", "tools.inspect_records",
+  "tools.prepare_corpus", "tools.ray_workers", "tools.train_tokenizer",
   "config.training_plan",
-}
+}  # fmt: skip
 
 
 def _modules():
@@ -71,8 +61,15 @@ ENTRY_POINTS = {n for n in MODULES if n in LAYERS[-1] or n.startswith("tools.")}
 DATA = {n for n in MODULES if n.startswith("data.")}
 
 
+@functools.cache
+def parsed(path):
+  """(lines, syntax tree) of a file."""
+  text = path.read_text(encoding="utf-8")
+  return text.count("\n"), ast.parse(text)
+
+
 def tree(name):
-  return ast.parse(MODULES[name].read_text(encoding="utf-8"))
+  return parsed(MODULES[name])[1]
 
 
 @functools.cache
@@ -114,11 +111,8 @@ def product_files():
     check=True,
   ).stdout.split()
   aside = ("benchmarks/", "research/", "tests/")
-  return [
-    name
-    for name in listed
-    if not name.startswith(aside) and (ROOT / name).exists()
-  ]
+  ours = (name for name in listed if not name.startswith(aside))
+  return [name for name in ours if (ROOT / name).exists()]
 
 
 def test_all_files_have_a_layer():
@@ -132,13 +126,9 @@ def test_imports_have_no_circle():
 
 
 def test_no_import_goes_up():
-  up = {
-    (name, other)
-    for name in MODULES
-    for other in imports(name) & set(MODULES)
-    if layer(other) > layer(name)
-  }
-  assert not up
+  for name in MODULES:
+    others = imports(name) & set(MODULES)
+    assert not {o for o in others if layer(o) > layer(name)}, name
 
 
 def test_only_distributed_imports_horovod():
@@ -151,11 +141,8 @@ def test_only_distributed_imports_horovod():
 
 
 def test_only_tensorflow_v1_imports_tensorflow():
-  found = [
-    n
-    for n in MODULES
-    if any(i.split(".")[0] == "tensorflow" for i in imports(n))
-  ]
+  packages = lambda name: {i.split(".")[0] for i in imports(name)}
+  found = [name for name in MODULES if "tensorflow" in packages(name)]
   assert found == ["common.tensorflow_v1"]
 
 
@@ -231,20 +218,21 @@ def is_guard(node):
   return isinstance(node, (ast.Raise, ast.Assert))
 
 
+def guarded_lines(module):
+  return set().union(*(lines_of(n) for n in ast.walk(module) if is_guard(n)))
+
+
 @functools.cache
 def sizes():
   """(lines, lines of guards, {file:function: its lines}) of the product."""
   lines, guards, functions = 0, 0, {}
   for name in product_files():
-    text = (ROOT / name).read_text(encoding="utf-8")
-    lines += text.count("\n")
-    guarded = set()
-    for node in ast.walk(ast.parse(text)):
-      if is_guard(node):
-        guarded |= lines_of(node)
+    size, module = parsed(ROOT / name)
+    lines += size
+    guards += len(guarded_lines(module))
+    for node in ast.walk(module):
       if isinstance(node, ast.FunctionDef):
         functions[f"{name}:{node.name}"] = len(lines_of(node))
-    guards += len(guarded)
   return lines, guards, functions
 
 
@@ -278,8 +266,5 @@ def f(a):
     b = 1
     raise e
 """
-  guarded = set()
-  for node in ast.walk(ast.parse(text)):
-    if is_guard(node):
-      guarded |= lines_of(node)
+  guarded = guarded_lines(ast.parse(text))
   assert guarded == {2, 3, 5, 6, 10, 12, 13, 14, 15}

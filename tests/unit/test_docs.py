@@ -64,7 +64,10 @@ def is_ours(name):
   return name in FOREIGN or any(path.match(name) for path in tracked())
 
 
-@pytest.mark.parametrize("page", [p for p in pages() if p != "CHANGELOG.md"])
+CURRENT = [page for page in pages() if page != "CHANGELOG.md"]
+
+
+@pytest.mark.parametrize("page", CURRENT)
 def test_files_that_a_page_names_exist(page):
   text = read(page)
   folders = {p.parts[0] for p in tracked() if len(p.parts) > 1}
@@ -138,10 +141,9 @@ def commands(text):
 
 
 ABSL = {"flagfile", "help", "helpfull", "helpshort"}
-COMMAND_PAGES = [p for p in pages() if p not in ("CHANGELOG.md",)]
 
 
-@pytest.mark.parametrize("page", [*COMMAND_PAGES, "docs/quickstart.ipynb"])
+@pytest.mark.parametrize("page", [*CURRENT, "docs/quickstart.ipynb"])
 def test_documented_commands_have_their_flags(page):
   text = read(page)
   if page.endswith(".ipynb"):
@@ -152,18 +154,11 @@ def test_documented_commands_have_their_flags(page):
   for command, flags in found:
     known = known_flags().get(command)
     if known is None:
-      files = [
-        p for p in tracked() if p.match(command.replace(".", "/") + ".py")
-      ]
-      files = files or [p for p in tracked() if p.match(command)]
-      source = "".join(read(path) for path in files)
-      wrong = [
-        flag
-        for flag in flags
-        if flag not in ABSL and not re.search(rf"\b{flag}\b", source)
-      ]
-    else:
-      wrong = set(flags) - known - ABSL
+      names = command.replace(".", "/") + ".py", command
+      files = ([p for p in tracked() if p.match(name)] for name in names)
+      source = "".join(map(read, next(filter(None, files), ())))
+      known = {flag for flag in flags if re.search(rf"\b{flag}\b", source)}
+    wrong = set(flags) - known - ABSL
     assert not wrong, f"{page}: {command} has no --{', --'.join(wrong)}"
 
 

@@ -31,7 +31,7 @@ def elsewhere(folder):
     yield held
 
 
-def killed(folder, monkeypatch):
+def killed(folder):
   """A worker of another machine, which was killed."""
   held = leases.Leases(folder, "killed")
   with open(os.path.join(folder, leases.WORKERS, "killed"), "w") as f:
@@ -72,8 +72,8 @@ def test_a_worker_that_leaves_gives_its_leases_back(folder):
     assert second.take("a") is None
 
 
-def test_a_killed_worker_elsewhere_is_lost_after_its_beats(folder, monkeypatch):
-  held = killed(folder, monkeypatch)
+def test_a_killed_worker_elsewhere_is_lost_after_its_beats(folder):
+  held = killed(folder)
   assert held.take("a").endswith("a.0")
   watch = leases.Watch(folder)
   _, gone, looks = looked(watch, "killed")
@@ -84,9 +84,9 @@ def test_a_killed_worker_elsewhere_is_lost_after_its_beats(folder, monkeypatch):
 
 
 @pytest.mark.parametrize("when", [0, 2**32])
-def test_a_wrong_clock_does_not_matter(folder, monkeypatch, when):
+def test_a_wrong_clock_does_not_matter(folder, when):
   """A worker lives as long as its time changes, to whatever."""
-  killed(folder, monkeypatch)
+  killed(folder)
   path = os.path.join(folder, leases.WORKERS, "killed")
   watch = leases.Watch(folder)
   for beat in range(3 * leases.LOST_BEATS):
@@ -103,9 +103,9 @@ def test_a_worker_elsewhere_lives(folder, monkeypatch):
     assert lives == {held.worker} and not gone
 
 
-def test_a_watcher_that_was_stopped_loses_nobody(folder, monkeypatch):
+def test_a_watcher_that_was_stopped_loses_nobody(folder):
   """It counts its own looks, whatever time went by."""
-  killed(folder, monkeypatch)
+  killed(folder)
   watch = leases.Watch(folder)
   watch.look()
   watch._last_look -= 10_000.0

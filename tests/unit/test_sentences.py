@@ -129,11 +129,11 @@ def test_wrong_files_are_named(tmp_path, name, text, message):
   assert str(e.value).count(str(path)) == 1
 
 
-@pytest.mark.parametrize("number", [-1, 2, True])
-def test_numbers_without_a_label(tmp_path, number):
-  text = json.dumps({"tokens": ["a"], "ner_tags": [number]})
-  with pytest.raises(DataError, match=r"ner_tags\[0\] is .* from 0 to 1"):
-    read(tmp_path / "a.jsonl", text, label_names=("O", "B-A"))
+def test_numbers_without_a_label(tmp_path):
+  for number in (-1, 2, True):
+    text = json.dumps({"tokens": ["a"], "ner_tags": [number]})
+    with pytest.raises(DataError, match=r"ner_tags\[0\] is .* from 0 to 1"):
+      read(tmp_path / "a.jsonl", text, label_names=("O", "B-A"))
 
 
 def test_columns_that_are_not_there(tmp_path):

@@ -56,15 +56,10 @@ def test_rows_are_encoded_as_single_examples():
 
 def test_bytes_are_those_of_tensorflow():
   # One feature: with several the order of a map is free.
-  values = [0, 1, 127, 128, 16384, 30521, 2**40]
-  want = tf.train.Example(
-    features=tf.train.Features(
-      feature={
-        "x" * 130: tf.train.Feature(int64_list=tf.train.Int64List(value=values))
-      }
-    )
-  ).SerializeToString()
-  assert tf_example.encode_example({"x" * 130: np.array(values)}) == want
+  values, example = [0, 1, 127, 128, 16384, 30521, 2**40], tf.train.Example()
+  example.features.feature["x" * 130].int64_list.value.extend(values)
+  encoded = tf_example.encode_example({"x" * 130: np.array(values)})
+  assert encoded == example.SerializeToString()
 
 
 def test_unencodable_features():
@@ -74,9 +69,7 @@ def test_unencodable_features():
     tf_example.encode_examples({"x": np.ones((2, 1)), "y": np.ones((3, 1))})
 
 
-# -----------------------------------------------------------------------------
-# Decoding
-# -----------------------------------------------------------------------------
+# Decoding ---------------------------------------------------------------------
 
 
 def by_tensorflow(record):
@@ -153,9 +146,7 @@ def test_what_tensorflow_writes(example):
 
 
 @settings(deadline=None, max_examples=500)
-@given(
-  examples().flatmap(lambda e: damaged(e[1]) | st.binary(max_size=60)),
-)
+@given(examples().flatmap(lambda e: damaged(e[1]) | st.binary(max_size=60)))
 def test_damaged_bytes_are_an_error_or_what_tensorflow_reads(record):
   same_as_tensorflow(record)
 

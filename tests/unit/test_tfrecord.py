@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import itertools
 import os
 import subprocess
 import sys
@@ -16,17 +17,21 @@ from common.tensorflow_v1 import tf
 from data import tfrecord
 
 
+def written(path, payloads):
+  """Writes records; returns what a manifest says of them."""
+  with tfrecord.shard_writer(str(path)) as writer:
+    for payload in payloads:
+      writer.write(payload)
+  return writer.info
+
+
 @pytest.fixture
 def record_file(tmp_path):
   """(path, payloads) of ten records of different lengths."""
   payloads = [bytes([i]) * (5 * i + 1) for i in range(10)]
   path = str(tmp_path / "x.tfrecord")
-  with tfrecord.shard_writer(path) as writer:
-    for payload in payloads:
-      writer.write(payload)
-  assert writer.info == tfrecord.ShardInfo(
-    "x.tfrecord", 10, os.path.getsize(path), file_sha256(path)
-  )
+  sizes = written(path, payloads), os.path.getsize(path), file_sha256(path)
+  assert sizes[0] == tfrecord.ShardInfo("x.tfrecord", 10, *sizes[1:])
   return path, payloads
 
 
@@ -41,18 +46,17 @@ def test_files_round_trip(record_file, with_index):
 
 
 def test_files_of_tensorflow_are_read(tmp_path):
-  path = str(tmp_path / "tf.tfrecord")
+  path, payloads = str(tmp_path / "tf.tfrecord"), [b"one", b"two" * 1000]
   with tf.python_io.TFRecordWriter(path) as writer:
-    writer.write(b"one")
-    writer.write(b"two" * 1000)
-  assert list(tfrecord.RecordSet([path])) == [b"one", b"two" * 1000]
+    for payload in payloads:
+      writer.write(payload)
+  assert list(tfrecord.RecordSet([path])) == payloads
 
 
 def test_numbers_run_through_the_files(record_file, tmp_path):
   path, payloads = record_file
   other = str(tmp_path / "y.tfrecord")
-  with tfrecord.shard_writer(other) as writer:
-    writer.write(b"last")
+  written(other, [b"last"])
   both = tfrecord.RecordSet([path, other])
   assert len(both) == 11 and both.read(10) == b"last"
   several = np.array([3, 10, 0, 3])
@@ -65,9 +69,7 @@ def test_reading_ahead_asks_for_the_bytes_of_the_records(
 ):
   """Over the end of a file and around the end of all; in parts, if large."""
   large = str(tmp_path / "y.tfrecord")
-  with tfrecord.shard_writer(large) as writer:
-    writer.write(bytes(300_000))
-    writer.write(b"last")
+  written(large, [bytes(300_000), b"last"])
   both = tfrecord.RecordSet([record_file[0], large])
   offsets = [np.load(p + tfrecord.INDEX_SUFFIX) for p in both.paths]
   asked = []
@@ -142,16 +144,13 @@ def test_truncated_file(record_file, kept):
     tfrecord.RecordSet([path])
 
 
-def test_verify_file(record_file, tmp_path):
-  path, _ = record_file
-  info = tfrecord.ShardInfo(
-    "x.tfrecord", 10, os.path.getsize(path), file_sha256(path)
-  )
+def test_verify_file(record_file):
+  path, payloads = record_file
+  info = written(path, payloads)
   tfrecord.verify_file(path, info)
+  words = r"x\.tfrecord: .*not those of its manif"
   for changes in ({"records": 9}, {"bytes": 5}, {"sha256": "ab"}):
-    with pytest.raises(
-      DataError, match=r"x\.tfrecord: .*not those of its manif"
-    ):
+    with pytest.raises(DataError, match=words):
       tfrecord.verify_file(path, dataclasses.replace(info, **changes))
 
 
@@ -259,12 +258,8 @@ def test_records_take_little_memory(tmp_path, monkeypatch):
     finally:
       tracemalloc.stop()
 
-  def write():
-    with tfrecord.shard_writer(path) as writer:
-      for _ in range(count):
-        writer.write(b"")
-
-  assert peak(write)[1] < 15 * count + (1 << 20)  # and the file's buffer
+  _, most = peak(lambda: written(path, itertools.repeat(b"", count)))
+  assert most < 15 * count + (1 << 20)  # and the file's buffer
   indexed, most = peak(lambda: tfrecord.RecordSet([path]))
   assert len(indexed) == count and most < 2 * count
   os.unlink(path + tfrecord.INDEX_SUFFIX)
@@ -275,8 +270,7 @@ def test_records_take_little_memory(tmp_path, monkeypatch):
 def test_more_files_than_may_be_open(tmp_path):
   """In a process of its own: the limit stays lowered."""
   path = str(tmp_path / "x.tfrecord")
-  with tfrecord.shard_writer(path) as writer:
-    writer.write(b"one")
+  written(path, [b"one"])
   code = (
     "import resource, sys\n"
     "from data import tfrecord\n"
