@@ -16,26 +16,12 @@ from gradients import (
   zero,
 )
 from gradients.adamw import AdamWeightDecayOptimizer
-from gradients.lamb import LAMBOptimizer
 from gradients.optimizers import (
   EXCLUDE_FROM_WEIGHT_DECAY,
   WEIGHT_DECAY_RATE,
-  OptimizerConfig,
 )
 from model import tensor_parallel
 from xla_patches import jit
-
-__all__ = [
-  "AdamWeightDecayOptimizer",
-  "LAMBOptimizer",
-  "LocalAccumulation",
-  "OptimizerConfig",
-  "TrainOps",
-  "build_train_ops",
-  "create_optimizer",
-  "make_exchange",
-  "train_ops",
-]
 
 _TINY = 1e-30  # instead of a norm of 0: that gradient changes nothing anyway
 
@@ -68,13 +54,6 @@ def create_optimizer(
     return tf.group(tf.assign(global_step, step + 1))
 
 
-def _first_below(values, bound) -> tf.Tensor:
-  """int64 index of the first of `values`, [n], below `bound`, or -1."""
-  below = tf.cast(values < bound, tf.float32)  # GPUs have no int32 tf.argmax
-  first = tf.argmax(below, output_type=tf.int64)
-  return tf.where(tf.reduce_max(below) > 0.0, first, -tf.ones_like(first))
-
-
 class LocalAccumulation(tf.train.Optimizer):
   """Sums the gradients of a rank's micro-batches before they are all-reduced.
 
@@ -97,9 +76,10 @@ class LocalAccumulation(tf.train.Optimizer):
     super().__init__(use_locking=False, name="LocalAccumulation")
     self.micro_batches, self._slices = micro_batches, slices
 
-  def compute_gradients(self, gradients, sums):
-    """[(gradient, variable), ...]; adds up `sums`, float [n], too."""
-    variables = tf.trainable_variables()
+  def compute_gradients(self, gradients, sums: dict):
+    """[(gradient, variable), ...]; adds up `sums`, float scalars, too."""
+    variables, self._names = tf.trainable_variables(), list(sums)
+    sums = tf.stack(list(sums.values()), name="sums")
     self.gradients = gradients
     if self.micro_batches == 1:
       self.accumulate_op = self.reset_op = tf.no_op(name="accumulate_nothing")
@@ -114,14 +94,16 @@ class LocalAccumulation(tf.train.Optimizer):
     return list(zip(self.gradients, variables, strict=True))
 
   def totals(self, comm):
-    """Sums over ranks: all in a row; [kept, filled]; nonfinite; list `sums`."""
+    """Sums over ranks: all in a row; [kept, filled]; nonfinite; `sums`."""
     parts = [[self.kept, self.filled], self.nonfinite, self.sums]
     reduced = comm.allreduce(
       tf.concat(parts, axis=0), name="kept_nonfinite_sums"
     )
     sizes = [2, len(self.gradients), self.sums.shape.num_elements()]
     counts, nonfinite, sums = tf.split(reduced, sizes)
-    return reduced, tf.unstack(counts), nonfinite, tf.unstack(sums)
+    counts, sums = tf.unstack(counts), tf.unstack(sums)
+    by_name = dict(zip(self._names, sums, strict=True))
+    return reduced, counts, nonfinite, by_name
 
   def _add(self, gradients, filled, sums):
     """The stored gradients, kept and sums, plus these if all are finite."""
@@ -157,10 +139,7 @@ class LocalAccumulation(tf.train.Optimizer):
     )
     # For the next update, once all has been read.
     with tf.control_dependencies([*sums, self.nonfinite, self.filled]):
-      cleared = []
-      for store in (*stores, count_store):
-        cleared.append(store.assign(tf.zeros(store.shape), read_value=False))
-      self.reset_op = tf.group(*cleared)
+      self.reset_op = all_reduce.clear([*stores, count_store])
     return sums
 
 
@@ -193,7 +172,7 @@ class TrainOps(NamedTuple):
     return fetches
 
 
-def _to_host(nested: dict) -> dict:
+def _to_host(**nested) -> dict:
   """Scalars, which leave a GPU together: each copy waits for the device."""
   scalars = tf.nest.flatten(nested)
   packed = jit.compiled(_packed, jit.UPDATE)(*scalars)
@@ -256,10 +235,52 @@ def train_ops(
   )
 
 
+def _norm(half_squares) -> tf.Tensor:
+  """The global norm of gradients, from `half_squares` of each."""
+  # Not tf.add_n: the order in which it adds, and so the norm's last bit, would
+  # depend on which of its inputs other ops have finished with.
+  return tf.sqrt(2.0 * tf.reduce_sum(half_squares))
+
+
 def _clip(grad_norm, clip_norm: float, prenormalize: bool):
   if prenormalize:
     return 1.0 / tf.maximum(grad_norm, _TINY)
   return tf.minimum(1.0, clip_norm / grad_norm) if clip_norm else 1.0
+
+
+def _advance(
+  done: list, finite, dropped, counters, loss_scale, exchange
+) -> tuple[tf.Operation, tf.Tensor, tf.Tensor]:
+  """The end of an update whose ops are `done`: counts it, and moves the scale.
+
+  Returns an op; whether the update was skipped, and how many were so far.
+  """
+  skipped = tf.logical_not(finite)
+  skips = moments.state("skipped_updates", dtype=tf.int64)
+  skipped_updates = tf.convert_to_tensor(skips) + tf.cast(skipped, tf.int64)
+  with tf.control_dependencies(done):
+    counted = []
+    step = tf.train.get_or_create_global_step()
+    for variable, number in [(step, 1), *counters]:
+      counted.append(variable.assign_add(number, read_value=False))
+    update = tf.group(
+      *counted,
+      skips.assign(skipped_updates, read_value=False),
+      loss_scale.update_op(finite, dropped),
+      exchange.after_update(finite),
+    )
+  return update, skipped, skipped_updates
+
+
+def _blamed_variable(half_squares, nonfinite) -> tf.Tensor:
+  """int64 index of the first one whose gradient was not finite, or -1.
+
+  That is one of the update's sum, or a micro-batch's that was dropped before.
+  """
+  is_good = tf.cast(tf.is_finite(half_squares), tf.float32) - nonfinite
+  bad = tf.cast(is_good < 1.0, tf.float32)  # GPUs have no int32 tf.argmax
+  first = tf.argmax(bad, output_type=tf.int64)
+  return tf.where(tf.reduce_max(bad) > 0.0, first, -tf.ones_like(first))
 
 
 def build_train_ops(
@@ -268,7 +289,7 @@ def build_train_ops(
   optimizer: moments.MomentOptimizer,
   exchange: all_reduce.AllReduce,
   micro_batches: int,
-  loss_scale: mixed_precision.LossScale | None = None,
+  loss_scale: mixed_precision.LossScale,
   clip_norm: float = 1.0,
   prenormalize: bool = False,
   counters: tuple = (),
@@ -281,26 +302,20 @@ def build_train_ops(
   of the averaged gradient, 0 no limit; `prenormalize` divides by the norm
   instead (NVLAMB). Each update advances `counters`, [(variable, n), ...], by n.
   """
-  loss_scale = loss_scale or mixed_precision.StaticLossScale(1.0)
-  scale, comm = loss_scale.value, exchange.comm
-
   # Add up micro-batches locally; one exchange between ranks for each update.
   local = LocalAccumulation(micro_batches, exchange.slices)
-  stacked = tf.stack(list(sums.values()), name="sums")
-  pairs = exchange.compute_gradients(local, gradients, stacked)
-  reduced, (kept, filled), nonfinite, totals = local.totals(comm)
-  summed = [*(gradient for gradient, _ in pairs), reduced]
-  waiting = comm.seconds_between(local.gradients, summed)
+  pairs = exchange.compute_gradients(local, gradients, sums)
+  reduced, (kept, filled), nonfinite, totals = local.totals(exchange.comm)
+  summed, _ = zip(*pairs, strict=True)
+  waiting = exchange.comm.seconds_between(local.gradients, [*summed, reduced])
 
   # Unscale. A dropped micro-batch leaves the mean of the others.
   dropped = filled - kept
-  unscale = filled / tf.maximum(kept, 1.0) / scale
+  unscale = filled / tf.maximum(kept, 1.0) / loss_scale.value
 
   # Finite? Every rank sees the same all-reduced gradients, so all agree.
-  # Not tf.add_n: the order in which it adds, and so the norm's last bit, would
-  # depend on which of its inputs other ops have finished with.
   squares = exchange.half_squares(pairs)
-  grad_norm = tf.sqrt(2.0 * tf.reduce_sum(squares)) * unscale
+  grad_norm = _norm(squares) * unscale
   finite = tf.is_finite(grad_norm) & (kept > 0.0)
 
   # Clip by the norm of the averaged gradient, in the same pass as unscaling.
@@ -308,29 +323,8 @@ def build_train_ops(
 
   # Apply or skip.
   applied, ratios = exchange.apply_or_skip(optimizer, factor, pairs, finite)
-  skipped = tf.logical_not(finite)
-  skips = moments.state("skipped_updates", dtype=tf.int64)
-  skipped_updates = tf.convert_to_tensor(skips) + tf.cast(skipped, tf.int64)
-  with tf.control_dependencies([applied, local.reset_op]):
-    counters = [(tf.train.get_or_create_global_step(), 1), *counters]
-    update = tf.group(
-      *[v.assign_add(n, read_value=False) for v, n in counters],
-      skips.assign(skipped_updates, read_value=False),
-      loss_scale.update_op(finite, dropped),
-      exchange.after_update(finite),
-    )
-
-  # The cause: what is not finite in the sum, else what was dropped before it.
-  blamed = tf.cast(tf.is_finite(squares), tf.float32) - nonfinite
-  reported = dict(
-    sums=dict(zip(sums, totals, strict=True)),
-    grad_norm=grad_norm,
-    learning_rate=tf.convert_to_tensor(optimizer.learning_rate, tf.float32),
-    loss_scale=scale,
-    dropped_micro_batches=dropped,
-    skipped=skipped,
-    skipped_updates=skipped_updates,
-    nonfinite_variable=_first_below(blamed, 1.0),
+  update, skipped, skipped_updates = _advance(
+    [applied, local.reset_op], finite, dropped, counters, loss_scale, exchange
   )
   return TrainOps(
     accumulate=local.accumulate_op,
@@ -338,5 +332,14 @@ def build_train_ops(
     trust_ratios=ratios,
     all_reduce_seconds=waiting,
     variables=tf.trainable_variables(),
-    **_to_host(reported),
+    **_to_host(
+      sums=totals,
+      grad_norm=grad_norm,
+      learning_rate=tf.convert_to_tensor(optimizer.learning_rate, tf.float32),
+      loss_scale=loss_scale.value,
+      dropped_micro_batches=dropped,
+      skipped=skipped,
+      skipped_updates=skipped_updates,
+      nonfinite_variable=_blamed_variable(squares, nonfinite),
+    ),
   )

@@ -8,14 +8,13 @@ from typing import Any, ClassVar, Self
 
 import mixed_precision
 import modeling
-import optimization
 from common import settings
 from common.errors import UserError
 from common.settings import in_group, setting
 from common.tensorflow_v1 import tf
 from config import deepspeed_json, stages, training_plan
 from data import masking, record_order, record_shape, records
-from gradients import distributed
+from gradients import distributed, optimizers
 from gradients.lr_schedule import LR_SCALINGS, SCHEDULES, Schedule, scale_peak
 from model import encoder, model_flops, triton_kernels
 from model.bert_config import PRESETS
@@ -129,7 +128,7 @@ class RunConfig:
     "--init_checkpoint of another run. --norewarmup continues from that run's "
     "update; beyond a schedule's end the rate is 0.",
     json="scheduler.params.rewarmup")
-  optimizer: optimization.OptimizerConfig = _rate()
+  optimizer: optimizers.OptimizerConfig = _rate()
   precision: str = _precision("fp32",
     "Type of the matrix multiplications. Variables, softmax, GELU, layer norm, "
     "losses and the optimizer stay float32.", choices=mixed_precision.TYPES)

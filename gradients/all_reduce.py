@@ -30,6 +30,15 @@ def local_zeros(name: str, shape: list) -> tf.Variable:
   )
 
 
+def clear(variables) -> tf.Operation:
+  """Sets all to 0."""
+  cleared = []
+  for variable in variables:
+    zeros = tf.zeros(variable.shape)
+    cleared.append(variable.assign(zeros, read_value=False))
+  return tf.group(*cleared)
+
+
 class AllReduce:
   """Every rank gets the sum of all gradients and updates all weights.
 
@@ -56,9 +65,8 @@ class AllReduce:
     return over_ranks.compute_gradients(gradients, sums)
 
   def half_squares(self, pairs) -> tf.Tensor:
-    variables = tf.trainable_variables()
-    squares = half_squares([gradient for gradient, _ in pairs])
-    return self.slices.totals(squares, variables)
+    gradients, variables = zip(*pairs, strict=True)
+    return self.slices.totals(half_squares(gradients), variables)
 
   def apply_or_skip(self, optimizer, factor, pairs, finite) -> tuple:
     """Applies the `pairs` of `compute_gradients`, times `factor`, if `finite`.

@@ -50,7 +50,7 @@ class LAMBOptimizer(moments.MomentOptimizer):
     new = [weights - rate * update, *new_slots]
     targets = zip((variable, *slots), new, strict=True)
     with tf.control_dependencies(new):
-      return tf.group(*[v.assign(x, read_value=False) for v, x in targets])
+      return tf.group(*moments.assign_all(targets))
 
   def _direction(
     self, gradient, weights, m, v, correction_1, correction_2, decay

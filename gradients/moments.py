@@ -160,6 +160,11 @@ class MomentOptimizer(tf.train.Optimizer):
     return self.weight_decay_rate
 
 
+def assign_all(pairs) -> list[tf.Operation]:
+  """Ops that give variables their values, of [(variable, value), ...]."""
+  return [variable.assign(value, read_value=False) for variable, value in pairs]
+
+
 def is_zero(decay) -> bool:
   """Whether a weight decay, a float or a tensor, is known to be 0."""
   return isinstance(decay, float) and decay == 0.0

@@ -140,8 +140,7 @@ def broadcast_op(variables, comm) -> tf.Operation:
   """Gives all ranks rank 0's `variables`, but no errors: rank 0 keeps them."""
   errors = [] if comm.is_root else tf.get_collection(ERRORS)
   with tf.control_dependencies([comm.broadcast_op(variables)]):
-    cleared = [e.assign(tf.zeros(e.shape), read_value=False) for e in errors]
-    return tf.group(*cleared, tf.no_op())
+    return all_reduce.clear(errors)
 
 
 def add_up(errors, comm) -> list[tf.Operation]:

@@ -30,21 +30,19 @@ class Shard:
     self._sizes = [*sizes, comm.size * self.size - sum(sizes)]
     first, last = comm.rank * self.size, (comm.rank + 1) * self.size
     self._pieces, start = [], 0  # (index of a variable, its elements here)
+    self._lengths = []  # of this rank's pieces, then of the zeros
     for index, size in enumerate(sizes):
       begin, end = max(first - start, 0), min(last - start, size)
       if begin < end:
         self._pieces.append((index, slice(begin, end)))
+        self._lengths.append(end - begin)
       start += size
+    self._lengths.append(self.size - sum(self._lengths))
     self._owned = np.array([index for index, _ in self._pieces], np.int32)
-    lengths = [piece.stop - piece.start for _, piece in self._pieces]
-    # This rank's elements by piece, then the zeros.
-    self._lengths = [*lengths, self.size - sum(lengths)]
 
   def flat(self, tensors) -> tf.Tensor:
     """float [ranks x size]: whole tensors of the group in a row."""
-    rows = [tf.reshape(t, [-1]) for t in tensors]
-    zeros = tf.zeros(self._sizes[-1:], rows[0].dtype)
-    return tf.concat([*rows, zeros], axis=0)
+    return _in_a_row([tf.reshape(t, [-1]) for t in tensors], self._sizes[-1])
 
   def whole(self, flat) -> list[tf.Tensor]:
     """The tensors of the group from [ranks x size], as `flat` made it."""
@@ -55,7 +53,7 @@ class Shard:
   def own(self, tensors: Sequence) -> tf.Tensor:
     """float [size]: this rank's part of whole tensors."""
     rows = [tf.reshape(tensors[i], [-1])[piece] for i, piece in self._pieces]
-    return tf.concat([*rows, tf.zeros(self._lengths[-1:])], axis=0)
+    return _in_a_row(rows, self._lengths[-1])
 
   def spread(self, values) -> tf.Tensor:
     """float [size]: for each element its variable's one of `values`, [n]."""
@@ -63,7 +61,7 @@ class Shard:
     numbers, rows = tf.unstack(values, num=len(self.variables)), []
     for index, length in zip(self._owned, self._lengths[:-1], strict=True):
       rows.append(tf.fill([length], numbers[index]))
-    return tf.concat([*rows, tf.zeros(self._lengths[-1:])], axis=0)
+    return _in_a_row(rows, self._lengths[-1])
 
   def sums(self, flat) -> tf.Tensor:
     """float [variables]: the sum of each one's elements in `flat`, [size]."""
@@ -73,6 +71,11 @@ class Shard:
       tf.stack(totals) if totals else tf.zeros([0]),
       [len(self.variables)],
     )
+
+
+def _in_a_row(rows: list, zeros: int) -> tf.Tensor:
+  """float [n]: rows, and so many zeros."""
+  return tf.concat([*rows, tf.zeros([zeros])], axis=0)
 
 
 class ShardLayout(moments.VariableLayout):
@@ -149,11 +152,13 @@ class ZeRO(all_reduce.AllReduce):
     # Checkpoints have each variable's slots whole, under google/bert's names.
     created = optimizer.create_slots([shard.weights for shard in shards])
     for shard, parts in zip(shards, created, strict=True):
-      names = [moments.variable_name(v) for v in shard.variables]
+      names, rates, cuts = [], [], []
+      for variable in shard.variables:
+        names.append(moments.variable_name(variable))
+        rates.append(optimizer.decay_rate(names[-1]))
+        cuts.append(cut_of(variable))
       # Not in the condition: XLA would keep them as constants of its program.
-      rates = [optimizer.decay_rate(name) for name in names]
       shard.decay = shard.spread(np.array(rates, np.float32))
-      cuts = [cut_of(v) for v in shard.variables]
       for slot, part in zip(optimizer.slots, parts, strict=True):
         every = self.comm.allgather(part, f"whole/{part.op.name}")
         tensors = zip(names, shard.whole(every), strict=True)
@@ -174,7 +179,7 @@ class ZeRO(all_reduce.AllReduce):
         updated = tf.identity(shard.weights)
       every = self.comm.allgather(updated, f"zero/weights_{n}")
       whole = zip(shard.variables, shard.whole(every), strict=True)
-      done += [v.assign(value, read_value=False) for v, value in whole]
+      done += moments.assign_all(whole)
     if optimizer.has_trust_ratios:
       ratios = tf.gather(ratios, self._order)
     return tf.group(*done), ratios

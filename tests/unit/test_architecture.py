@@ -199,7 +199,6 @@ LONGEST_FUNCTION = 60
 # These are longer, and no other may be.
 LONGER = {
   "model/triton_source.py:attention_gradient",
-  "optimization.py:build_train_ops",
 }
 
 

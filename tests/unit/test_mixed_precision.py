@@ -13,6 +13,7 @@ from common.errors import UserError
 from common.tensorflow_v1 import tf
 from finetuning import heads
 from gradients.distributed import AllreduceConfig, Comm
+from gradients.optimizers import OptimizerConfig
 from mixed_precision import PARTS, DynamicLossScale, LossScaleConfig
 from model import kernels
 from training import training_run
@@ -270,7 +271,7 @@ def test_an_overflow_skips_halves_and_goes_on():
     ops = optimization.build_train_ops(
       tf.gradients(loss * scale.value, [w]),
       {"loss": loss},
-      optimization.OptimizerConfig().make(tf.constant(0.1)),
+      OptimizerConfig().make(tf.constant(0.1)),
       optimization.make_exchange(AllreduceConfig(), Comm(), scale.value),
       1,
       scale,

@@ -8,8 +8,8 @@ import optimization
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from gradients.distributed import AllreduceConfig, Comm
+from gradients.optimizers import OptimizerConfig
 from mixed_precision import LossScaleConfig
-from optimization import OptimizerConfig
 from xla_patches import jit
 
 SHAPES = {
