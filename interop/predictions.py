@@ -4,6 +4,7 @@ A prediction is a dictionary that JSON can hold; `as_lines` shows it to people.
 """
 
 import collections
+import operator
 import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -57,7 +58,7 @@ def parse_line(line: str, reads: str | None = None) -> Input:
     try:
       content = json_files.parse(line, _FORMS[reads])
     except ValueError as e:
-      known = " and ".join(key.strip("?") for key in _FORMS[reads])
+      known = " and ".join(_FORMS[reads]).replace("?", "")
       raise DataError(f"{line[:60]!r} is not JSON with {known}: {e}") from e
     words = content.get("tokens", [])
     keys = "question", "context", "text"
@@ -66,8 +67,8 @@ def parse_line(line: str, reads: str | None = None) -> Input:
   elif reads == _TOKENS:
     texts = [line]
   else:
-    texts = line.split("\t") if "\t" in line else line.split(_PAIR)
-    texts = [text.strip() for text in texts]
+    mark = "\t" if "\t" in line else _PAIR
+    texts = [text.strip() for text in line.split(mark)]
   if len(texts) > 2 or not all(map(str.strip, texts)):
     raise DataError(f"{line[:60]!r}: give one text or two, none of them empty")
   return Input(*texts)._replace(words=words)
@@ -99,21 +100,21 @@ class Predictor:
   def predict(self, inputs: Sequence[Input]) -> list[dict]:
     """Predictions in order; `UserError` for an input that does not fit."""
     groups = collections.defaultdict(list)
-    for number, text in enumerate(inputs):
+    names = []
+    for text in inputs:
       self._note_other_masks(text)
-      groups[self._signature(text)].append(number)
-    predictions: list[dict] = [{}] * len(inputs)
-    for name, numbers in groups.items():
-      group = [inputs[number] for number in numbers]
+      names.append(self._signature(text))
+      groups[names[-1]].append(text)
+    predictions = {}
+    for name, group in groups.items():
       if name == _SPAN:
         of_group = self._answers(group)
       elif name == _TOKENS:
         of_group = self._labelled(group)
       else:
         of_group = self._texts(name, group)
-      for number, prediction in zip(numbers, of_group, strict=True):
-        predictions[number] = prediction
-    return predictions
+      predictions[name] = iter([*of_group])
+    return [next(predictions[name]) for name in names]
 
   @property
   def reads(self) -> str | None:
@@ -162,7 +163,7 @@ class Predictor:
     return np.flatnonzero(ids == self._tokenizer.mask_id)
 
   def _encode(self, name: str, one: Input) -> tuple:
-    """ids, segments, and a prediction that has only the texts."""
+    """A prediction that has only the texts, ids and segments."""
     columns = self._task.get("columns") if name == "classifier" else None
     if columns and (one.pair is None) != (columns["text_pair"] is None):
       wanted = "pairs" if columns["text_pair"] else "single texts"
@@ -181,16 +182,24 @@ class Predictor:
         "tokens that are read: shorten the text, or give --max_seq_length"
       )
     prediction: dict = dict(zip(("text", "pair"), texts, strict=False))
-    if cut := pair_length(*encoded) - len(ids):
+    cut = pair_length(*encoded) - len(ids)
+    if cut:
       prediction["tokens_cut"] = cut
-    return ids, segments, prediction
+    return prediction, ids, segments
 
   def _run(self, name: str, examples) -> Iterator[dict]:
-    """The outputs of each (ids, segments), without the batch dimension."""
+    """The outputs of each example, without the batch dimension.
+
+    They are windows, or of `_encode`: both have ids and segments in one place.
+    """
     for start in range(0, len(examples), _BATCH):
-      ids, segments = zip(*examples[start : start + _BATCH], strict=True)
-      inputs = ids, [np.ones_like(i) for i in ids], segments
-      arrays = dict(zip(inference.INPUTS, map(_padded, inputs), strict=True))
+      batch = examples[start : start + _BATCH]
+      _, ids, segments, *_ = zip(*batch, strict=True)
+      arrays = {
+        "input_ids": _padded(ids),
+        "input_mask": _padded([np.ones_like(i) for i in ids]),
+        "segment_ids": _padded(segments),
+      }
       if name == "masked_lm":
         arrays[inference.POSITIONS] = _padded([self._masks(i) for i in ids])
       outputs = self._model.run(name, arrays)
@@ -207,8 +216,8 @@ class Predictor:
       "classifier": self._label,
     }[name]
     encoded = [self._encode(name, text) for text in inputs]
-    outputs = self._run(name, [(ids, segments) for ids, segments, _ in encoded])
-    for (ids, _, texts), arrays in zip(encoded, outputs, strict=True):
+    outputs = self._run(name, encoded)
+    for (texts, ids, _), arrays in zip(encoded, outputs, strict=True):
       yield {**texts, **prediction_of(ids, arrays)}
 
   def _words(self, ids, outputs) -> dict:
@@ -229,7 +238,7 @@ class Predictor:
     pooling = self._embedding or POOLINGS[0]
     tokens = outputs["sequence_output"][: len(ids)]
     vector = tokens.mean(axis=0) if pooling == "mean" else tokens[0]
-    return {"pooling": pooling, "embedding": list(map(float, vector))}
+    return {"pooling": pooling, "embedding": vector.tolist()}
 
   def _label(self, ids, outputs) -> dict:
     if "probabilities" not in outputs:
@@ -238,7 +247,7 @@ class Predictor:
     names = self._names(len(shares))
     return {
       "label": names[int(np.argmax(shares))],
-      "probabilities": dict(zip(names, map(float, shares), strict=True)),
+      "probabilities": dict(zip(names, shares.tolist(), strict=True)),
     }
 
   def _names(self, count: int) -> list[str]:
@@ -280,18 +289,19 @@ class Predictor:
     parts = windows.encode_words(
       self._tokenizer, sentences, self._length, stride
     )
-    outputs = self._run(_TOKENS, [(part.ids, part.segments) for part in parts])
-    of_parts = []
+    outputs = self._run(_TOKENS, parts)
+    of_parts, of_words = [], []
     for part, arrays in zip(parts, outputs, strict=True):
       of_parts.append(arrays["probabilities"][: len(part.ids)])
+      of_words.append(part.words)
     shares = np.concatenate(of_parts)  # [tokens, labels]
-    words = np.concatenate([part.words for part in parts])
+    words = np.concatenate(of_words)
     count = sum(map(len, sentences)) + len(sentences)
     rows = windows.of_words(count, words, shares.argmax(axis=-1))
     highest = windows.of_words(count, words, shares.max(axis=-1))
     # SILENT is the last one.
-    names = [*self._names(shares.shape[-1]), entities.OUTSIDE]
-    return [names[int(row)] for row in rows], highest
+    names = np.array([*self._names(shares.shape[-1]), entities.OUTSIDE])
+    return names[rows.astype(int)].tolist(), highest
 
   def _answers(self, inputs) -> Iterator[dict]:
     questions = []
@@ -304,24 +314,28 @@ class Predictor:
       questions.append(windows.Question(str(number), text, context, ()))
     settings = self._settings
     parts, _ = windows.encode_questions(self._tokenizer, questions, settings)
-    outputs = self._run(_SPAN, [(part.ids, part.segments) for part in parts])
-    logits = []
+    outputs = self._run(_SPAN, parts)
+    logits, counts = [], [0] * len(questions)
     for part, scores in zip(parts, outputs, strict=True):
       both = np.stack([scores["start_logits"], scores["end_logits"]], -1)
       logits.append(both[: len(part.ids)])
+      counts[part.question] += 1
     chosen = windows.choose_answers(questions, parts, logits, settings)
-    counts = collections.Counter(questions[part.question].id for part in parts)
-    for question, answers in zip(questions, chosen, strict=True):
-      shares = sorted(answers.shares(settings), key=lambda pair: -pair[1])
+    for question, answers, count in zip(questions, chosen, counts, strict=True):
+      best = []
+      for answer, share in _by_share(answers.shares(settings))[: self._top_k]:
+        best.append({"text": answer.text, "probability": share})
       yield {
         "question": question.text,
         "answer": answers.text(settings.threshold),
-        "answers": [
-          {"text": answer.text, "probability": share}
-          for answer, share in shares[: self._top_k]
-        ],
-        "windows": counts[question.id],
+        "answers": best,
+        "windows": count,
       }
+
+
+def _by_share(pairs) -> list[tuple]:
+  """(anything, its share) by the share, the highest first."""
+  return sorted(pairs, key=operator.itemgetter(1), reverse=True)
 
 
 def _padded(rows) -> np.ndarray:
@@ -356,7 +370,7 @@ def as_lines(result: dict) -> list[str]:
   if "is_next" in result:
     lines.append(f"  follows: {result['is_next']:.1%}")
   if "label" in result:
-    shares = sorted(result["probabilities"].items(), key=lambda pair: -pair[1])
+    shares = _by_share(result["probabilities"].items())
     lines.append("  " + "  ".join(f"{name} {p:.1%}" for name, p in shares))
   if "value" in result:
     lines.append(f"  {result['value']:.4f}")
