@@ -16,10 +16,7 @@ from gradients import (
   zero,
 )
 from gradients.adamw import AdamWeightDecayOptimizer
-from gradients.optimizers import (
-  EXCLUDE_FROM_WEIGHT_DECAY,
-  WEIGHT_DECAY_RATE,
-)
+from gradients.optimizers import EXCLUDE_FROM_WEIGHT_DECAY, WEIGHT_DECAY_RATE
 from model import tensor_parallel
 from xla_patches import jit
 

@@ -50,10 +50,7 @@ def _described(path: str) -> dict:
   with input_files.open_input(path) as f:
     while chunk := f.read(_CHUNK):
       crc.update(chunk)
-  return {
-    "bytes": os.path.getsize(path),
-    "crc32c": crc.hexdigest().decode(),
-  }
+  return {"bytes": os.path.getsize(path), "crc32c": crc.hexdigest().decode()}
 
 
 class Checkpoint:

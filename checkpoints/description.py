@@ -16,11 +16,7 @@ from checkpoints import huggingface_folder
 from common import json_files, stores
 from common.errors import DataError, UserError
 from common.files import file_sha256
-from common.model_files import (
-  CONFIG_FILE,
-  RUN_FILE,
-  TASK_FILE,
-)
+from common.model_files import CONFIG_FILE, RUN_FILE, TASK_FILE
 from data import record_report, records
 from model import bert_config, huggingface_config
 from model.bert_config import BertConfig

@@ -10,11 +10,7 @@ from checkpoints import checkpoint_files, description
 from common import files, input_files, json_files
 from common.errors import UserError
 from common.files import new_folder
-from common.model_files import (
-  CONFIG_FILE,
-  RUN_FILE,
-  TASK_FILE,
-)
+from common.model_files import CONFIG_FILE, RUN_FILE, TASK_FILE
 from data import tokenizer_files
 from interop import model_card
 from interop.model_source import CHECKPOINT_NAME, Source

@@ -91,10 +91,7 @@ class StopVote:
     return self.counts[Votes._fields.index("lap")]
 
   def feed(
-    self,
-    signals: StopSignals | None,
-    save: bool = False,
-    seconds: float = 0.0,
+    self, signals: StopSignals | None, save: bool = False, seconds: float = 0.0
   ) -> dict:
     """This rank's part of `counts`; feed it whenever these are fetched.
 

@@ -19,14 +19,7 @@ from common.errors import STOPPED_STATUS, UserError, leave_when_asked
 from common.tensorflow_v1 import tf
 from gradients import distributed
 from model import sampled_softmax, triton_kernels
-from training import (
-  closing,
-  elastic,
-  profiling,
-  resume,
-  services,
-  train_loop,
-)
+from training import closing, elastic, profiling, resume, services, train_loop
 from training.signals import StopSignals, Watchdog
 from xla_patches import jit
 
