@@ -119,11 +119,14 @@ class Description:
   def learned(self) -> dict:
     """What is known of "objective" and "segment_ids", as in task.json."""
     flags = self.training["flags"] if self.training else self.task
-    objective, segments = flags.get("objective"), flags.get("segment_ids")
-    if objective and self.training:
-      segments = uses_segments(objective, segments)
-    known = {"objective": objective, "segment_ids": segments}
-    return {key: value for key, value in known.items() if value is not None}
+    known, segments = {}, flags.get("segment_ids")
+    if flags.get("objective"):
+      known["objective"] = flags["objective"]
+      if self.training:
+        segments = uses_segments(flags["objective"], segments)
+    if segments is not None:
+      known["segment_ids"] = segments
+    return known
 
   @property
   def learned_from(self) -> str:
@@ -318,43 +321,38 @@ _SAME_SHARES = (
 )
 # What changes a model's answers.
 BERT_KEYS = bert_config.model_keys()
+_alike = dict.fromkeys
 FIXED = {
-  "task": Fixed(MODEL, _SAME_MODEL),
-  "kind of vocabulary": Fixed(MODEL, _SAME_MODEL),
+  **_alike(("task", "kind of vocabulary"), Fixed(MODEL, _SAME_MODEL)),
   "vocabulary": Fixed(
     MODEL,
     "a model has one vocabulary. Make all records with the model's own, such "
     "as vocab.txt in its folder, and give no other one as a flag",
   ),
-  "--objective": Fixed(MODEL, _SAME_MODEL),
-  "--segment_ids": Fixed(MODEL, _SAME_MODEL),
+  **_alike(("--objective", "--segment_ids"), Fixed(MODEL, _SAME_MODEL)),
   **{f"{BERT_FLAG}: {key}": Fixed(MODEL, _SAME_MODEL) for key in BERT_KEYS},
-  **{
-    name: Fixed(MODEL, _SAME_MODEL, FINETUNED)
-    for name in (
-      "--do_lower_case", "--max_seq_length", "--regression", "pairs of texts",
-      "--metrics", "--doc_stride", "--max_query_length",
-      "--version_2_with_negative",
-    )
-  },
+  **_alike((
+    "--do_lower_case", "--max_seq_length", "--regression", "pairs of texts",
+    "--metrics", "--doc_stride", "--max_query_length",
+    "--version_2_with_negative",
+  ), Fixed(MODEL, _SAME_MODEL, FINETUNED)),
   "labels": Fixed(MODEL, _SAME_LABELS, FINETUNED),
-  **{
-    name: Fixed(RUN, _SAME_RUN, FINETUNED)
-    for name in (
-      "--text_column", "--text_pair_column", "--label_column",
-      "--word_column", "--tokens_field", "--tags_field", "--n_best_size",
-      "--max_answer_length", "--null_score_diff_threshold",
-    )
-  },
-  "--max_train_minutes": Fixed(RUN, _SAME_RUN),
-  "stages": Fixed(RUN, _SAME_RUN),
-  "--cooldown_from": Fixed(START, _SAME_RUN),
-  "stages that have begun": Fixed(START, _SAME_RUN),
-  "--seed": Fixed(STAGE, _SAME_RUN),
-  "--shuffle_block_records": Fixed(STAGE, _SAME_RUN),
-  "records": Fixed(STAGE, _SAME_RUN),
-  "records of an update": Fixed(STAGE, _SAME_SHARES),
-  "updates of the same steps": Fixed(STAGE, _SAME_SHARES),
+  **_alike((
+    "--text_column", "--text_pair_column", "--label_column", "--word_column",
+    "--tokens_field", "--tags_field", "--n_best_size", "--max_answer_length",
+    "--null_score_diff_threshold",
+  ), Fixed(RUN, _SAME_RUN, FINETUNED)),
+  **_alike(("--max_train_minutes", "stages"), Fixed(RUN, _SAME_RUN)),
+  **_alike(
+    ("--cooldown_from", "stages that have begun"), Fixed(START, _SAME_RUN)
+  ),
+  **_alike(
+    ("--seed", "--shuffle_block_records", "records"), Fixed(STAGE, _SAME_RUN)
+  ),
+  **_alike(
+    ("records of an update", "updates of the same steps"),
+    Fixed(STAGE, _SAME_SHARES),
+  ),
   "factor of --lr_scaling": Fixed(RUN, "to resume it as it was give {keep}"),
 }  # fmt: skip
 
