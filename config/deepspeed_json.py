@@ -16,7 +16,7 @@ the command line wins over its field, and over fields that mean nothing then.
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import mixed_precision
@@ -27,31 +27,18 @@ from gradients import lr_schedule
 
 OPTIMIZER_TYPES = {"Adam": "adamw", "AdamW": "adamw", "Lamb": "lamb"}
 
-# Fields that are not one flag's value: (its form, flags from the value).
-# Settings name the other fields.
-_FIELDS: dict[str, tuple[Any, Callable[[Any], dict]]] = {
-  "optimizer.type": (
-    tuple(OPTIMIZER_TYPES),
-    lambda name: {"optimizer": OPTIMIZER_TYPES[name]},
-  ),
-  "optimizer.params.betas": ([float], lambda betas: _betas(betas)),
-  "scheduler.type": (
-    tuple(lr_schedule.SCHEDULES),
-    lambda name: {"lr_schedule": name},
-  ),
-  "scheduler.params.warmup_proportion": (
-    float,
-    lambda share: {_WARMUP_SHARE: share},
-  ),
-  "fp16.enabled": (bool, lambda _: {"precision": "fp16"}),
-  "bf16.enabled": (bool, lambda _: {"precision": "bf16"}),
-  "fp16.initial_scale_power": (
-    range(127),  # powers of two in float32
-    lambda power: {"initial_loss_scale": 2.0**power},
-  ),
+_WARMUP_SHARE = "warmup_proportion"  # of num_train_steps; no flag
+# Fields that no setting names: (form, flag of that value; "" is for `_flags`).
+_FIELDS: dict[str, tuple[Any, str]] = {
+  "optimizer.type": (tuple(OPTIMIZER_TYPES), ""),
+  "optimizer.params.betas": ([float], ""),
+  "scheduler.type": (tuple(lr_schedule.SCHEDULES), "lr_schedule"),
+  "scheduler.params.warmup_proportion": (float, _WARMUP_SHARE),
+  "fp16.enabled": (bool, ""),
+  "bf16.enabled": (bool, ""),
+  "fp16.initial_scale_power": (range(127), ""),  # powers of two in float32
 }
 _LARGEST = 1 << 62  # of a number: JSON has no limits
-_WARMUP_SHARE = "warmup_proportion"  # of num_train_steps; no flag
 _LAMB_ONLY = ("optimizer.params.max_coeff", "optimizer.params.min_coeff")
 # Flags in units of global batches.
 _COUNTED = (
@@ -94,12 +81,12 @@ def _read(kind: type, path: str) -> tuple[dict, dict]:
         f"{field} is not honoured here; known are "
         f"{', '.join(sorted(near or known))}"
       )
-    wanted, to_flags = known[field]
-    json_files.expect(value, wanted, field)
+    form, flag = known[field]
+    json_files.expect(value, form, field)
     if type(value) in (int, float) and not abs(value) <= _LARGEST:
       raise ValueError(f"{field} is {value}, not a number up to {_LARGEST}")
-    made = to_flags(value) if callable(to_flags) else {to_flags: value}
-    for flag, flag_value in made.items():
+    meant = {flag: value} if flag else _flags(field, value)
+    for flag, flag_value in meant.items():
       if values.setdefault(flag, flag_value) != flag_value:
         raise ValueError(
           f"{field} is {value!r}, but {field_of[flag]} is {values[flag]!r}: "
@@ -143,17 +130,22 @@ def _leaves(value, field: str = "") -> Iterator[tuple[str, Any]]:
     yield field or "it", value
 
 
-def _betas(betas: list) -> dict:
-  if len(betas) != 2 or max(betas) > 1:
-    raise ValueError(
-      f"optimizer.params.betas is {betas}, not a list of two numbers up to 1"
-    )
-  return {"beta_1": betas[0], "beta_2": betas[1]}
+def _flags(field: str, value) -> dict:
+  """What a field means that is not one flag's value."""
+  if field == "optimizer.type":
+    return {"optimizer": OPTIMIZER_TYPES[value]}
+  if field == "fp16.initial_scale_power":
+    return {"initial_loss_scale": 2.0**value}
+  if field.endswith(".enabled"):
+    return {"precision": field.removesuffix(".enabled")}
+  if len(value) != 2 or max(value) > 1:
+    raise ValueError(f"{field} is {value}, not a list of two numbers up to 1")
+  return {"beta_1": value[0], "beta_2": value[1]}
 
 
-def _known_fields(kind: type, fields: dict) -> dict:
+def _known_fields(kind: type, fields: dict) -> dict[str, tuple]:
   """`_FIELDS` with those of the settings in dataclass `kind`."""
-  known: dict[str, tuple[Any, Callable | str]] = {**_FIELDS}
+  known: dict[str, tuple] = {**_FIELDS}
   for setting in settings_of(kind):
     for field in setting.json:
       known[field] = setting.kind, setting.name
