@@ -23,6 +23,7 @@ import os
 
 import mixed_precision
 from checkpoints import checkpoint_weights, huggingface_folder
+from common.console import indented
 from common.errors import UserError
 from common.model_files import TASK_FILE
 from common.settings import run_with, setting
@@ -178,13 +179,14 @@ def report(model: Model, settings: Settings, files: list[str]) -> list[str]:
   counts = huggingface_weights.count_parts(
     model.values, source.bert, source.path
   )
-  known = {w.name for w in weights.weights(source.bert)}
+  parts, others = set(), set(model.values)
+  for weight in weights.weights(source.bert):
+    parts.add(weight.part)
+    others.discard(weight.name)
   converted = [f"{part}: {n} weights" for part, n in counts.items()]
-  others = sorted(set(model.values) - known)
-  converted += [f"{name} (not BERT's, kept)" for name in others]
-  parts = {weight.part for weight in weights.weights(source.bert)}
-  wanted = [part for part in weights.PARTS[:5] if part in parts]
-  missing = [part for part in wanted if part not in counts]
+  converted += [f"{name} (not BERT's, kept)" for name in sorted(others)]
+  lacking = parts - counts.keys()
+  missing = [part for part in weights.PARTS[:5] if part in lacking]
   if not source.vocabulary:
     missing.append(f"the vocabulary (give {VOCABULARY_FLAGS} for a tokenizer)")
   answers = model_source.assumed_answers(model.task, TASK_FILE)
@@ -194,21 +196,17 @@ def report(model: Model, settings: Settings, files: list[str]) -> list[str]:
     if count > 1
     else f"converted {source.path} ({source.chosen})"
   ]
-  lines += _indented(converted)
-  lines += [f"left out: {len(model.left_out)}", *_indented(model.left_out)]
-  lines += [f"not in the checkpoint: {len(missing)}", *_indented(missing)]
+  lines += indented(converted)
+  lines += [f"left out: {len(model.left_out)}", *indented(model.left_out)]
+  lines += [f"not in the checkpoint: {len(missing)}", *indented(missing)]
   if assumed:
-    lines += [f"assumed: {len(assumed)}", *_indented(assumed)]
+    lines += [f"assumed: {len(assumed)}", *indented(assumed)]
   lines.append(
     f"case of its text: --do_lower_case={source.task['do_lower_case']}"
   )
   if labels := model.task.get("labels"):
     lines.append(f"labels by number: {', '.join(labels)}")
-  return [*lines, "written:", *_indented(files)]
-
-
-def _indented(lines: list[str]) -> list[str]:
-  return [f"    {line}" for line in lines]
+  return [*lines, "written:", *indented(files)]
 
 
 def main(settings: Settings, *inputs: str) -> None:

@@ -76,15 +76,14 @@ def read(prefixes: Sequence[str]) -> Weights:
         f"{shapes.get(name)} in {first.path} (None: missing); {len(differing)} "
         "weights differ. Only checkpoints of one model have a mean"
       )
-  values = {
-    name: _mean([_weight(checkpoint, name) for checkpoint in checkpoints])
-    for name in sorted(shapes)
-  }
-  state = set().union(*(c.shapes for c in checkpoints)) - shapes.keys()
-  left_out = _state_lines(state)
+  values = {}
+  for name in sorted(shapes):
+    values[name] = _mean([_weight(c, name) for c in checkpoints])
+  state, left_out = set(), []
   for checkpoint in checkpoints:
+    state |= checkpoint.shapes.keys() - shapes.keys()
     left_out += checkpoint.left_out
-  return Weights(values, left_out)
+  return Weights(values, _state_lines(state) + left_out)
 
 
 def _open(prefix: str) -> Checkpoint:

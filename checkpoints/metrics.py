@@ -62,8 +62,18 @@ BEST_BY = BestBy(("masked_lm_loss", "next_sentence_loss"), higher=False)
 
 def evaluations(output_dir: str, step: int) -> list[dict]:
   """A run's evaluations up to update `step`."""
-  reports = read_jsonl(os.path.join(output_dir, EVAL_METRICS_FILE))
-  return [results for results in reports if results["global_step"] <= step]
+  return _up_to(os.path.join(output_dir, EVAL_METRICS_FILE), step)
+
+
+def _up_to(path: str, step: int) -> list[dict]:
+  reports = read_jsonl(path)
+  return [report for report in reports if report["global_step"] <= step]
+
+
+def _forget(path: str, step: int) -> None:
+  """Drops reports after `step`, and a last line without its end."""
+  if os.path.exists(path):
+    files.write(path, b"".join(map(_line, _up_to(path, step))))
 
 
 def was_evaluated(output_dir: str, step: int, on: str) -> bool:
@@ -83,7 +93,7 @@ def set_before(output_dir: str, step: int) -> str | None:
 def best_evaluation(output_dir: str, step: int, by: BestBy) -> int | None:
   """The first update from 1 to `step` with the best evaluation, if any."""
   scores = _scores(output_dir, step, by)
-  return max(scores, key=scores.__getitem__) if scores else None
+  return max(scores, key=scores.__getitem__, default=None)
 
 
 def evaluations_since_best(output_dir: str, step: int, by: BestBy) -> int:
@@ -116,10 +126,7 @@ def _scores(output_dir: str, step: int, by: BestBy) -> dict[int, float]:
 
 def forget_evaluations(output_dir: str, step: int) -> None:
   """Drops evaluations after `step`: a run that went back makes others."""
-  path = os.path.join(output_dir, EVAL_METRICS_FILE)
-  kept = evaluations(output_dir, step)
-  if len(kept) < len(read_jsonl(path)):
-    files.write(path, b"".join(map(_line, kept)))
+  _forget(os.path.join(output_dir, EVAL_METRICS_FILE), step)
 
 
 class MetricsLog:
@@ -129,15 +136,14 @@ class MetricsLog:
 
   def __init__(self, output_dir: str, name: str, resume_step: int, tag: str):
     """Drops reports after `resume_step`; `tag` is the events' folder."""
-    self._path = path = os.path.join(output_dir, name)
-    kept = [r for r in read_jsonl(path) if r["global_step"] <= resume_step]
-    files.write(path, b"".join(map(_line, kept)))
-    self._file = open(path, "ab", buffering=0)
+    self._path = os.path.join(output_dir, name)
+    _forget(self._path, resume_step)
+    self._file = open(self._path, "ab", buffering=0)
     self._written, self._waiting = self._file.tell(), b""
     self._events = later.tf.summary.FileWriter(os.path.join(output_dir, tag))
     # It makes TensorBoard drop later updates.
     start = later.tf.SessionLog(status=later.tf.SessionLog.START)
-    self._add_events(lambda e: e.add_session_log(start, resume_step + 1))
+    self._add_event("session_log", start, resume_step + 1)
     self._tag = tag
 
   def write(self, report: dict) -> None:
@@ -152,15 +158,15 @@ class MetricsLog:
       for key, value in report.items()
       if isinstance(value, (int, float)) and key != "global_step"
     ]
-    summary, step = later.tf.Summary(value=values), report["global_step"]
-    self._add_events(lambda e: e.add_summary(summary, step))
+    summary = later.tf.Summary(value=values)
+    self._add_event("summary", summary, report["global_step"])
 
-  def _add_events(self, add) -> None:
+  def _add_event(self, kind: str, event, step: int) -> None:
     """The first error ends TensorBoard's reports."""
     if self._events is None:
       return
     try:
-      add(self._events)
+      getattr(self._events, f"add_{kind}")(event, step)
       self._events.flush()
     except (later.tf.errors.OpError, OSError, IndexError, RuntimeError) as e:
       # TensorFlow raises some errors of the file system as built-in ones.

@@ -16,6 +16,7 @@ from checkpoints.checkpoint_files import (
 )
 from checkpoints.checkpoint_weights import open_checkpoint
 from checkpoints.snapshot import SavedVariables, Snapshot
+from common.console import indented
 from common.tensorflow_v1 import OPTIONAL_VARIABLES, tf
 from gradients import power_sgd
 from model.tasks import LABELLED, MASKED_LM
@@ -28,25 +29,33 @@ _LOADED_AT_ONCE = 100
 
 def _check_shapes(source: Checkpoint, wanted: dict) -> None:
   """Raises `CheckpointError` if what both have has other shapes there."""
-  shapes = source.shapes
-  names = [n for n in wanted if wanted[n] != shapes.get(n, wanted[n])]
-  if not names:
-    return
-  why = "another BERT config"
-  if all(name.endswith(power_sgd.BASIS) for name in names):
-    why = "another --powersgd_rank"
-  shown = [f"{n} is {shapes[n]} there, {wanted[n]} here" for n in names[:3]]
-  if len(names) > 3:
-    shown.append(f"and {len(names) - 3} more")
-  raise CheckpointError(f"{source.path}: made with {why}: {'; '.join(shown)}")
+  why, differing = "another --powersgd_rank", []
+  for name, here in wanted.items():
+    there = source.shapes.get(name, here)
+    if there != here:
+      differing.append(f"{name} is {there} there, {here} here")
+      if not name.endswith(power_sgd.BASIS):
+        why = "another BERT config"
+  if differing:
+    if len(differing) > 3:
+      differing[3:] = [f"and {len(differing) - 3} more"]
+    raise CheckpointError(
+      f"{source.path}: made with {why}: {'; '.join(differing)}"
+    )
 
 
 def _load(session: tf.Session, variables, values) -> None:
   for first in range(0, len(variables), _LOADED_AT_ONCE):
-    some = variables[first : first + _LOADED_AT_ONCE]
-    feed = {v.initializer.inputs[1]: values[v.op.name] for v in some}
-    assert len(feed) == len(some), "variables with one initial value"
-    session.run([v.initializer for v in some], feed)
+    initializers, feed = [], {}
+    for variable in variables[first : first + _LOADED_AT_ONCE]:
+      initializers.append(variable.initializer)
+      feed[variable.initializer.inputs[1]] = values[variable.op.name]
+    assert len(feed) == len(initializers), "variables with one initial value"
+    session.run(initializers, feed)
+
+
+def _names(variables) -> set[str]:
+  return {variable.op.name for variable in variables}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,21 +71,22 @@ class InitReport:
   def lines(self) -> list[str]:
     # Slots, such as WEIGHT/adam_m, are counted only: there are many.
     weights = {*self.loaded, *self.unused}
-    slots = [n for n in self.unused if n.rpartition("/")[0] in weights]
-    others = [n for n in self.unused if n not in slots]
+    others = [n for n in self.unused if n.rpartition("/")[0] not in weights]
+    slots = len(self.unused) - len(others)
     lines = [
       f"initialised from {self.path}",
       *self.notes,
       f"  loaded: {len(self.loaded)}",
       f"  missing there, so initial weights: {len(self.missing)}",
-      *(f"    {name}" for name in self.missing),
+      *indented(self.missing),
       f"  unused: {len(others)}",
-      *(f"    {name}" for name in others),
+      *indented(others),
     ]
     if slots:
-      lines.append(f"  and {len(slots)} slots of an optimizer")
+      lines.append(f"  and {slots} slots of an optimizer")
     for has, names in (("lacks", self.missing), ("alone has", others)):
-      if half := of_encoder(names):
+      half = of_encoder(names)
+      if half:
         lines.append(
           f"WARNING: half a model: the checkpoint {has} {len(half)} weights of "
           f"the encoder, such as {half[0]}"
@@ -183,11 +193,11 @@ class Restore:
     return report
 
   def _plan(self, source: Checkpoint, labels: list | None) -> InitReport:
-    trained = [v.op.name for v in tf.trainable_variables()]
+    trained = _names(tf.trainable_variables())
     shapes, wanted = source.shapes, self._variables.shapes
-    loaded = set(trained) & shapes.keys()
-    rows = {head.bias for head in LABELLED}
-    rows |= {name.replace("output_bias", "output_weights") for name in rows}
+    loaded, rows = trained & shapes.keys(), set()
+    for labelled in LABELLED:
+      rows |= {labelled.weights, labelled.bias}
     head, notes = loaded & rows, []
     if head:
       about = description.read(description.folder_of(source.path))
@@ -205,7 +215,7 @@ class Restore:
     return InitReport(
       path=source.path,
       loaded=sorted(loaded),
-      missing=sorted(set(trained) - loaded),
+      missing=sorted(trained - loaded),
       unused=sorted(shapes.keys() - loaded),
       notes=notes,
     )
@@ -233,9 +243,9 @@ class Restore:
 
   def _load_whole(self, session, source: Checkpoint) -> None:
     """Loads all that each rank holds whole, and that `source` has."""
-    whole, wanted = self._variables.whole, self._variables.shapes
+    wanted = self._variables.shapes
     _check_shapes(source, wanted)
-    optional = {v.op.name for v in tf.get_collection(OPTIONAL_VARIABLES)}
+    optional = _names(tf.get_collection(OPTIONAL_VARIABLES))
     missing = sorted(wanted.keys() - source.shapes.keys() - optional)
     if missing:
       raise CheckpointError(
@@ -243,8 +253,12 @@ class Restore:
         f"{len(missing) - 1} more variables. To start a new run from its "
         "weights give it as --init_checkpoint with a new --output_dir"
       )
-    present = [v for v in whole if v.op.name in source.shapes]
-    _load(session, present, source)
+    self._load_named(session, source, source.shapes)
+
+  def _load_named(self, session, values, names) -> None:
+    """Loads those of `names` that each rank holds whole."""
+    named = [v for v in self._variables.whole if v.op.name in names]
+    _load(session, named, values)
 
   def weights(self, session: tf.Session, step: int) -> None:
     """Gives all ranks the trained variables of update `step`'s checkpoint."""
@@ -253,7 +267,7 @@ class Restore:
       self._files.wait()
       self._files.check(step)
       source = Checkpoint(self._files.prefix(step))
-      names = {v.op.name for v in tf.trainable_variables()}
+      names = _names(tf.trainable_variables())
     self._load_trained(session, source, names)
     session.run(self._broadcast)
 
@@ -261,8 +275,8 @@ class Restore:
     self, session, source: Checkpoint | dict | None, names
   ) -> None:
     """Loads `names` from rank 0's `source`; other ranks give no names."""
-    whole, sharded = self._variables.whole, self._variables.sharded
-    _load(session, [v for v in whole if v.op.name in names], source)
+    self._load_named(session, source, names)
+    sharded = self._variables.sharded
     if sharded:
       wanted = self._comm.from_root([s.part.op.name in names for s in sharded])
       self._load_sharded(session, source, itertools.compress(sharded, wanted))
@@ -270,8 +284,8 @@ class Restore:
   def _load_sharded(self, session, values, variables) -> None:
     """Distributes rank 0's `values`; the other ranks have none."""
     for variable in variables:
-      feed = {
-        fed: values[name] if values else np.zeros(fed.shape, np.float32)
-        for name, fed in variable.fed.items()
-      }
+      feed = {}
+      for name, fed in variable.fed.items():
+        nothing = np.zeros(fed.shape, np.float32)
+        feed[fed] = values[name] if values else nothing
       session.run(variable.load, feed)

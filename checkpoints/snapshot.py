@@ -82,10 +82,10 @@ class SavedVariables:
       v for v in tf.global_variables() if v.op.name not in self._parts
     ]
     self._whole = {v.op.name: tf.convert_to_tensor(v) for v in self.whole}
-    groups = [self._whole, *(s.whole for s in self.sharded)]
-    tensors = {}
-    for group in groups:
-      tensors.update(group)
+    groups, tensors = [self._whole], {**self._whole}
+    for sharded in self.sharded:
+      groups.append(sharded.whole)
+      tensors |= sharded.whole
     self.shapes = {name: t.shape.as_list() for name, t in tensors.items()}
     # To run one after the other, which saves memory. Where nothing is kept
     # they make the whole tensors with the other ranks.

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 _CLEAR = "\r\x1b[K"  # of a terminal's line
 _RECENT_SECONDS = 30.0
@@ -61,6 +61,11 @@ def shown(value: float | None, form: str) -> str:
 def counted(number: int, noun: str, ending: str = "s") -> str:
   """1 file, 2 files: `ending` is that of several."""
   return f"{number:,} {noun}{ending if number != 1 else ''}"
+
+
+def indented(lines: Iterable[str]) -> list[str]:
+  """The lines below a title."""
+  return [f"    {line}" for line in lines]
 
 
 def minutes(seconds: float) -> str:
