@@ -121,10 +121,14 @@ def results(
   return {
     **_means(everything),
     "interval_95": interval([(p["right"], p["pairs"]) for p in everything]),
-    "fields": {name: _means(fields[name]) for name in sorted(fields)},
-    "linguistics_terms": {name: _means(terms[name]) for name in sorted(terms)},
+    "fields": _means_by_name(fields),
+    "linguistics_terms": _means_by_name(terms),
     "paradigms": paradigms,
   }
+
+
+def _means_by_name(groups: Mapping[str, list]) -> dict:
+  return {name: _means(groups[name]) for name in sorted(groups)}
 
 
 def _counts(scores: np.ndarray) -> dict:
@@ -140,18 +144,20 @@ def _counts(scores: np.ndarray) -> dict:
 
 def _means(counts: Sequence[Mapping]) -> dict:
   """Of paradigms: the mean, as BLiMP's authors report it, and that of pairs."""
-  right = sum(paradigm["right"] for paradigm in counts)
-  pairs = sum(paradigm["pairs"] for paradigm in counts)
-  accuracies = [paradigm["accuracy"] for paradigm in counts]
+  accuracies, unigrams = [], []
+  totals: collections.Counter[str] = collections.Counter()
+  for paradigm in counts:
+    accuracies.append(paradigm["accuracy"])
+    unigrams.append(paradigm.get("unigram"))
+    for key in ("right", "ties", "pairs"):
+      totals[key] += paradigm[key]
   means = {
     "accuracy": math.fsum(accuracies) / len(accuracies),
-    "accuracy_of_pairs": right / pairs,
-    "ties": sum(paradigm["ties"] for paradigm in counts),
-    "pairs": pairs,
+    "accuracy_of_pairs": totals["right"] / totals["pairs"],
+    "ties": totals["ties"],
+    "pairs": totals["pairs"],
   }
-  if counts[0].get("unigram"):
-    means["unigram"] = _means([paradigm["unigram"] for paradigm in counts])
-  return means
+  return {**means, "unigram": _means(unigrams)} if unigrams[0] else means
 
 
 def interval(counts: Sequence[tuple[int, int]]) -> list[float]:
@@ -161,9 +167,13 @@ def interval(counts: Sequence[tuple[int, int]]) -> list[float]:
   that of Agresti and Coull's interval, with two right and two wrong pairs more
   (The American Statistician 52, 1998), so it is never 0.
   """
-  shares = [((right + 2) / (pairs + 4), pairs + 4) for right, pairs in counts]
-  variance = math.fsum(p * (1 - p) / n for p, n in shares) / len(shares) ** 2
-  mean = math.fsum(right / pairs for right, pairs in counts) / len(counts)
+  variances, shares = [], []
+  for right, pairs in counts:
+    p, n = (right + 2) / (pairs + 4), pairs + 4
+    variances.append(p * (1 - p) / n)
+    shares.append(right / pairs)
+  variance = math.fsum(variances) / len(counts) ** 2
+  mean = math.fsum(shares) / len(counts)
   width = _NORMAL_95 * math.sqrt(variance)
   return [max(0.0, mean - width), min(1.0, mean + width)]
 
@@ -179,7 +189,8 @@ def table(accuracies: Mapping) -> list[str]:
   def add(name, counts):
     columns = f"{name:<{width}}{counts['accuracy']:>8.1%}{counts['ties']:>6,}"
     columns += f"{counts['pairs']:>8,}"
-    if unigram := counts.get("unigram"):
+    unigram = counts.get("unigram")
+    if unigram:
       columns += f"{unigram['accuracy']:>9.1%}{unigram['ties']:>7,}"
     lines.append(columns)
 
