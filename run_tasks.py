@@ -95,9 +95,9 @@ def read_tasks(settings: Settings) -> dict[str, dict]:
       f"no task in --glue_dir={settings.glue_dir} or --tasks={settings.tasks}: "
       "give a folder with GLUE's, or a file with some, or both"
     )
-  return {
-    name: {"script": _SCRIPTS[0], **flags} for name, flags in tasks.items()
-  }
+  for flags in tasks.values():
+    flags.setdefault("script", _SCRIPTS[0])
+  return tasks
 
 
 def read_seeds(texts: Sequence[str]) -> list[int]:
@@ -154,7 +154,8 @@ def keep(source: model_source.Source, folder: str) -> None:
     model_files.RUN_FILE, model_files.TASK_FILE, model_files.CONFIG_FILE
   ):  # fmt: skip
     path = os.path.join(source.folder, name)
-    paths += [path] * os.path.exists(path)
+    if os.path.exists(path):
+      paths.append(path)
   with files.new_folder(folder) as new:
     for path in paths:
       place = os.path.join(new, os.path.basename(path))
@@ -166,9 +167,9 @@ def keep(source: model_source.Source, folder: str) -> None:
 
 def run(task: dict, seed: int, ranks: int, folder: str, more: list) -> dict:
   """Fine-tunes and evaluates; {metric: percent}, the choosing one first."""
-  flags = {name: value for name, value in task.items() if name != "script"}
   own = {"do_train": True, "do_eval": True, "seed": seed, "output_dir": folder}
-  command = [*next_steps.python(task["script"]), *next_steps.given(flags)]
+  flags = {**task}
+  command = next_steps.python(flags.pop("script"), **flags)
   command += [*more, *next_steps.given(own)]
   os.makedirs(folder, exist_ok=True)
   end: collections.deque[str] = collections.deque(maxlen=5)
@@ -201,9 +202,8 @@ def table(results: Sequence[dict]) -> list[str]:
     firsts.setdefault(task, by_seed)
   # Of tasks with different seeds a mean would be of other runs.
   if len(firsts) > 1 and len(set(map(len, firsts.values()))) == 1:
-    means = [
-      statistics.mean(scores) for scores in zip(*firsts.values(), strict=True)
-    ]
+    of_seeds = zip(*firsts.values(), strict=True)
+    means = [*map(statistics.mean, of_seeds)]
     values[f"mean of {len(firsts)} tasks", "first metrics"] = means
   width = 2 + max(len(task) for task, _ in values)
   form = f"{{:<{width}}}{{:<16}}{{:>8}}{{:>11}}{{:>7}}"
@@ -226,9 +226,7 @@ def main(settings: Settings, model: str, *more: str) -> None:
   if source.is_export:
     raise UserError(f"{model} is exported: give the run folder it came from")
   console.tell(*source.lines())
-  parts = dataclasses.asdict(settings.given)
-  given = {name: value for name, value in parts.items() if value is not None}
-  words = [*next_steps.given(given), *more]
+  words = [*next_steps.given(dataclasses.asdict(settings.given)), *more]
   made_with = {
     "model": os.path.normpath(model),
     "model's SHA-256": checkpoint_weights.digest(source.path),

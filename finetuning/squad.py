@@ -67,11 +67,12 @@ class Squad(FinetuningTask):
     return heads.span(batch, self.config, is_training, dropout_seed)
 
   def results(self, source, outputs):
-    right = {q.id: [text for text, _ in q.answers] for q in source.questions}
-    best, odds = {}, {}
-    for question, answers in source.answers(outputs["logits"]).items():
-      best[question] = answers.text()
-      odds[question] = answers.null_odds
+    right, best, odds = {}, {}, {}
+    for question in source.questions:
+      right[question.id] = [text for text, _ in question.answers]
+    for name, answers in source.answers(outputs["logits"]).items():
+      best[name] = answers.text()
+      odds[name] = answers.null_odds
     if not self.config.version_2_with_negative:
       return squad_metric.evaluate_v1(right, best)
     threshold = self.config.null_score_diff_threshold
@@ -124,16 +125,14 @@ class SquadSource(packed.PackedSource):
     lost = set(self._lost)
     if self._skips:
       self._windows = [w for w in self._windows if w.question not in lost]
-    examples = [
-      packed.Example(
-        window.ids,
-        window.segments,
-        self.questions[window.question].id,
-        windows.target_span(window, answers[window.question]),
-        0.0 if window.question in lost else 1.0,
+    examples = []
+    for window in self._windows:
+      number, weight = window.question, float(window.question not in lost)
+      where, ends = self.questions[number].id, answers[number]
+      target = windows.target_span(window, ends)
+      examples.append(
+        packed.Example(window.ids, window.segments, where, target, weight)
       )
-      for window in self._windows
-    ]
     super().__init__(path, examples, config)
     # Targets count from the row's first token.
     places = self.places

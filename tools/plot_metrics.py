@@ -69,14 +69,17 @@ def read_run(run_dir: str) -> Run:
   about, entropy = [os.path.normpath(run_dir)], None
   described = description.read(run_dir)
   flags = (described.training or {}).get("flags", {})
-  if bert := flags.get("bert"):
+  bert = flags.get("bert")
+  if bert:
     about.append(
       f"{bert['num_hidden_layers']} layers, {bert['hidden_size']} "
       f"wide, {bert['vocab_size']:,} tokens"
     )
-  if data := flags.get("input_file") or flags.get("train_file"):
+  data = flags.get("input_file") or flags.get("train_file")
+  if data:
     about.append(f"on {data}")
-  if found := described.manifest():
+  found = described.manifest()
+  if found:
     entropy = found[1].counts.get("unigram_entropy")
   return Run(", ".join(about), train, evaluations, entropy)
 
@@ -90,16 +93,17 @@ def panels_of(runs: Sequence[Run]) -> dict[str, str]:
     for results in run.evaluations:
       keys |= {key for key in results if not key.startswith("best_")}
   keys -= {"global_step", "examples", metrics.EVALUATION_SET}
-  labels = {key: name for key, name in metrics.LABELS.items() if key in keys}
-  for key in sorted(keys - labels.keys()):
-    labels[key] = key.replace("_", " ")
+  labels = {}
+  for key in (*metrics.LABELS, *sorted(keys - metrics.LABELS.keys())):
+    if key in keys:
+      labels[key] = metrics.LABELS.get(key, key.replace("_", " "))
   return labels | _LAST
 
 
 def _points(reports: list[dict], key: str) -> tuple[np.ndarray, np.ndarray]:
   """Updates and values of the reports that have a number."""
-  steps = np.array([report["global_step"] for report in reports])
-  values = np.array([report.get(key) for report in reports], float)
+  points = [(report["global_step"], report.get(key)) for report in reports]
+  steps, values = np.array(points, float).reshape(-1, 2).T
   known = np.isfinite(values)  # None is NaN
   return steps[known], values[known]
 
@@ -152,8 +156,10 @@ def _draw_legend(figure, runs: Sequence[Run]) -> None:
   if any(run.entropy for run in runs):
     name = "unigram entropy (frequencies alone)"
     styles[name] = {"color": "grey", **_ENTROPY}
-  handles = [plt.Line2D([], [], **style) for style in styles.values()]
-  names = [_drawable(name) for name in styles]
+  handles, names = [], []
+  for name, style in styles.items():
+    handles.append(plt.Line2D([], [], **style))
+    names.append(_drawable(name))
   figure.legend(handles, names, loc="outside lower center")
 
 

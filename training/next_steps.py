@@ -18,12 +18,12 @@ def python(script: str, *words: str, **flags) -> list[str]:
 
 
 def given(flags: dict) -> list[str]:
-  """{"a": 1, "b": True, "c": False} -> --a=1 --b --noc."""
+  """{"a": 1, "b": True, "c": False, "d": None} -> --a=1 --b --noc."""
   words = []
   for name, value in flags.items():
     if isinstance(value, bool):
       words.append(f"--{name}" if value else f"--no{name}")
-    else:
+    elif value is not None:
       words.append(f"--{name}={value}")
   return words
 
