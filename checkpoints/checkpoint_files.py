@@ -28,6 +28,7 @@ from common.tensorflow_v1 import tf
 
 PREFIX = "model.ckpt"
 _SUFFIXES = (".index", ".data-00000-of-00001")
+_WITH_MARKER = (*_SUFFIXES, ".json")  # it comes last
 _STEP = re.compile(rf"{re.escape(PREFIX)}-(\d+)")
 _ENDING = re.compile(r"\.(index|meta|json|data-\d+-of-\d+)$")  # of its files
 _ASIDE = ".saving"  # the folder in which a checkpoint is being written
@@ -262,7 +263,8 @@ class CheckpointFiles:
     """Raises `UserError` if a checkpoint is not as it was written."""
     prefix = self.prefix(step)
     names = [os.path.basename(prefix) + suffix for suffix in _SUFFIXES]
-    form = {"files": {name: {"bytes": int, "crc32c": str} for name in names}}
+    file: dict = {"bytes": int, "crc32c": str}
+    form = {"files": dict.fromkeys(names, file)}
     marker = json_files.read_own(prefix + ".json", "delete it", form)
     for name in names:
       path, wanted = os.path.join(self.folder, name), marker["files"][name]
@@ -283,9 +285,8 @@ class CheckpointFiles:
     self.wait()
     self.written = values
     self._writer = self._writer or _Writer(values)
-    self._thread = threading.Thread(
-      target=self._write, args=(step, values, self._writer)
-    )
+    arguments = step, values, self._writer
+    self._thread = threading.Thread(target=self._write, args=arguments)
     self._thread.start()
 
   def wait(self, seconds: float | None = None) -> bool:
@@ -322,17 +323,16 @@ class CheckpointFiles:
       shutil.rmtree(aside, ignore_errors=True)
       os.makedirs(aside)
       writer(path, values)
-      files = {
-        os.path.basename(target) + suffix: _described(path + suffix)
-        for suffix in _SUFFIXES
-      }
+      files = {}
+      for suffix in _SUFFIXES:
+        files[os.path.basename(target) + suffix] = _described(path + suffix)
       json_files.write(path + ".json", {"global_step": step, "files": files})
-      for suffix in (*_SUFFIXES, ".json"):
+      for suffix in _WITH_MARKER:
         _sync(path + suffix)
       # A damaged one of the same step stops being a checkpoint here.
       with contextlib.suppress(FileNotFoundError):
         os.unlink(target + ".json")
-      for suffix in (*_SUFFIXES, ".json"):  # the marker last
+      for suffix in _WITH_MARKER:
         os.replace(path + suffix, target + suffix)
       _sync(self.folder)
       self._remove_old(step)
@@ -353,7 +353,7 @@ class CheckpointFiles:
       self.folder, self.prefix(newest), [self.prefix(step) for step in kept]
     )
     for step in set(steps) - set(kept):
-      for suffix in (".json", *_SUFFIXES):  # the marker first
+      for suffix in reversed(_WITH_MARKER):
         with contextlib.suppress(FileNotFoundError):
           os.unlink(self.prefix(step) + suffix)
 

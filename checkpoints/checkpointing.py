@@ -10,8 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from checkpoints import checkpoint_files
-from checkpoints.checkpoint_files import CheckpointError
+from checkpoints.checkpoint_files import CheckpointError, CheckpointFiles
 from checkpoints.restore import Restore
 from checkpoints.snapshot import SavedVariables, Snapshot
 from common.console import tell
@@ -96,17 +95,14 @@ class Checkpointer:
     self._comm, self._heartbeat = comm, heartbeat
     self._snapshot = snapshot or Snapshot(copies=1)
     # An earlier world's, which may still be writing.
-    self.files = self._snapshot.files or checkpoint_files.CheckpointFiles(
-      output_dir, keep
-    )
+    self.files = self._snapshot.files or CheckpointFiles(output_dir, keep)
     self._snapshot.files = self.files
     self._elastic = snapshot is not None
     self._keeps = comm.is_root or self._elastic
     self.variables = SavedVariables(self._snapshot, self._keeps)
     self.restore = Restore(self.files, self.variables, comm, snapshot)
-    self._add_up_errors = power_sgd.add_up(
-      tf.get_collection(power_sgd.ERRORS), comm
-    )
+    errors = tf.get_collection(power_sgd.ERRORS)
+    self._add_up_errors = power_sgd.add_up(errors, comm)
     self._patience = _READY_SECONDS
     self.saved = 0  # the last update that is saved or being saved
     self.stalls: list[float] = []  # seconds that each save held the caller up

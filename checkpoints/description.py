@@ -101,9 +101,8 @@ class Description:
   @property
   def bert_file(self) -> str:
     """The BERT config's file, whether or not it is there."""
-    name = (
-      huggingface_config.CONFIG_FILE if self.is_huggingface else CONFIG_FILE
-    )
+    theirs = huggingface_config.CONFIG_FILE
+    name = theirs if self.is_huggingface else CONFIG_FILE
     return os.path.join(self.folder, name)
 
   @functools.cached_property

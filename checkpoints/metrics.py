@@ -28,6 +28,11 @@ def read_jsonl(path: str) -> list[dict]:
   return json_files.read_lines(path, {"global_step": int}, strict=False)
 
 
+def reports_of(output_dir: str) -> list[dict]:
+  """What a run's training reported."""
+  return read_jsonl(os.path.join(output_dir, METRICS_FILE))
+
+
 class Smoothed:
   """The exponential mean of about the last 50 numbers; at first, of all."""
 
@@ -60,12 +65,12 @@ class BestBy(NamedTuple):
 BEST_BY = BestBy(("masked_lm_loss", "next_sentence_loss"), higher=False)
 
 
-def evaluations(output_dir: str, step: int) -> list[dict]:
+def evaluations(output_dir: str, step: float = math.inf) -> list[dict]:
   """A run's evaluations up to update `step`."""
   return _up_to(os.path.join(output_dir, EVAL_METRICS_FILE), step)
 
 
-def _up_to(path: str, step: int) -> list[dict]:
+def _up_to(path: str, step: float) -> list[dict]:
   reports = read_jsonl(path)
   return [report for report in reports if report["global_step"] <= step]
 

@@ -76,10 +76,8 @@ def _take(f, folder: str, comm) -> bool:
       "evaluate its checkpoints meanwhile, given as --init_checkpoint"
     ) from e
   f.truncate(0)
-  started = time.strftime("%Y-%m-%d %H:%M:%S")
-  f.write(
-    f"process {os.getpid()} on {socket.gethostname()} since {started}\n{_job()}"
-  )
+  started, host = time.strftime("%Y-%m-%d %H:%M:%S"), socket.gethostname()
+  f.write(f"process {os.getpid()} on {host} since {started}\n{_job()}")
   f.flush()
   return True
 

@@ -21,10 +21,9 @@ def stage(config, comm, snapshot=None) -> training_plan.Stage:
   Raises `UserError` if the stages up to this one were others.
   """
   start = _newest_start(config, snapshot) if comm.is_root else None
-  start = comm.from_root(start) or [0] * len(checkpointing.STAGE)
-  return training_plan.Stage(
-    **dict(zip(checkpointing.STAGE, start, strict=True))
-  )
+  names = checkpointing.STAGE
+  start = comm.from_root(start) or [0] * len(names)
+  return training_plan.Stage(**dict(zip(names, start, strict=True)))
 
 
 def _newest_start(config, snapshot) -> list[int] | None:
@@ -76,15 +75,13 @@ def cooldown(named: str, output_dir: str) -> str:
     )
   first, last = _constant_part(run)
   files = CheckpointFiles(folder, keep=1)
-  reports = metrics.read_jsonl(os.path.join(folder, metrics.METRICS_FILE))
+  reports = metrics.reports_of(folder)
   # The newest comes first.
   for step in files.steps():
-    is_meant = named in (folder, files.prefix(step))
-    if (
-      is_meant
-      and first <= step <= last
-      and not _has_fallen(reports, first, step)
-    ):
+    is_constant = first <= step <= last and not _has_fallen(
+      reports, first, step
+    )
+    if is_constant and named in (folder, files.prefix(step)):
       return checkpoint_files.hold(files.prefix(step))
   raise UserError(
     f"--cooldown_from={named}: none of its checkpoints lies in the part whose "

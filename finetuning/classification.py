@@ -197,9 +197,7 @@ class Classification(LabelledTask):
     texts = []
     for name in filter(None, (self._table.text, self._table.pair)):
       texts.append(tokenizer.encode_batch(tables.column(path, rows, name)))
-    targets = (
-      [0] * len(rows) if part == "predict" else self._targets(path, rows)
-    )
+    targets = self._targets(path, rows, part)
     examples, cut = [], 0
     for row, target, *parts in zip(rows, targets, *texts, strict=True):
       ids, segments = encode_pair(tokenizer, most, *parts)
@@ -209,15 +207,16 @@ class Classification(LabelledTask):
     dtype = np.float32 if self._is_regression else np.int32
     return packed.PackedSource(path, examples, self.config, dtype, cut)
 
-  def _targets(self, path: str, rows) -> list:
+  def _targets(self, path: str, rows, part: str) -> list:
     """Each row's number: of its label, or for a regression its label."""
-    name = self._table.label
+    if part == "predict":
+      return [0] * len(rows)
+    name, targets = self._table.label, []
     labels = tables.column(path, rows, name, may_be_empty=False)
     number_of = _finite_number if self._is_regression else self.row_of
-    return [
-      number_of(label, f"{path}: line {row.line}: {name}")
-      for row, label in zip(rows, labels, strict=True)
-    ]
+    for row, label in zip(rows, labels, strict=True):
+      targets.append(number_of(label, f"{path}: line {row.line}: {name}"))
+    return targets
 
   def head(self, batch, is_training, dropout_seed=None):
     return heads.classification(

@@ -42,12 +42,13 @@ def encode(batch, config, is_training: bool, dropout_seed=None, **parts):
   )
 
 
-def _label_features(output, config, is_training: bool, dropout_seed):
-  """What a head of labels reads of an output [..., H], after its dropout."""
+def _logits(head: Head, labels: int, output, config, is_training, dropout_seed):
+  """`label_logits` of an output [..., H], after the head's dropout."""
   features = modeling.head_features(output, config.bert, config.policy)
   rate = config.bert.hidden_dropout_prob if is_training else 0.0
   seed = encoder.head_dropout_seed(dropout_seed)
-  return layers.dropout(features, rate, seed)
+  features = layers.dropout(features, rate, seed)
+  return label_logits(head, features, labels, config.bert, config.policy)
 
 
 def _variables(head: Head, outputs: int, bert_config):
@@ -76,10 +77,9 @@ def classification(
   rows = layers.get_shape_list(batch.input_ids)[0]
   nowhere = tf.zeros([rows, 0], tf.int32)  # but where the pooler reads
   model = encode(batch, config, is_training, dropout_seed, places=nowhere)
-  pooled = model.get_pooled_output()
-  pooled = _label_features(pooled, config, is_training, dropout_seed)
-  matmul, bias = label_logits(
-    tasks.LABELS, pooled, labels, config.bert, config.policy
+  pooled, head = model.get_pooled_output(), tasks.LABELS
+  matmul, bias = _logits(
+    head, labels, pooled, config, is_training, dropout_seed
   )
   shape = layers.get_shape_list(batch.weights)
   logits = tf.cast(matmul, tf.float32) + bias
@@ -150,10 +150,9 @@ def tokens(
   [B, S], the most likely ones.
   """
   model = encode(batch, config, is_training, dropout_seed, with_pooler=False)
-  sequence = model.get_sequence_output()
-  features = _label_features(sequence, config, is_training, dropout_seed)
-  matmul, bias = label_logits(
-    tasks.TOKENS, features, labels, config.bert, config.policy
+  sequence, head = model.get_sequence_output(), tasks.TOKENS
+  matmul, bias = _logits(
+    head, labels, sequence, config, is_training, dropout_seed
   )
   rows, length = layers.get_shape_list(batch.targets)
   targets = tf.reshape(batch.targets, [-1])

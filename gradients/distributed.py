@@ -155,10 +155,11 @@ class Comm:
     if odd:
       padded = np.frombuffer(text.ljust(everyone[:, 1].max()), np.uint8)
       rows = self.gather(padded.astype(np.int64)).astype(np.uint8)
-      lines_of = lambda r: (
-        bytes(rows[r, : everyone[r, 1]]).decode().splitlines()
-      )
-      differences = _differences(lines_of(0), lines_of(odd[0]), odd[0])
+      texts = []
+      for rank in (0, odd[0]):
+        whole = bytes(rows[rank, : everyone[rank, 1]])
+        texts.append(whole.decode().splitlines())
+      differences = _differences(*texts, odd[0])
       raise DistributedError(
         f"{what} of rank {odd} differs from rank 0's: {differences}. Give all "
         "hosts the same files and flags"

@@ -41,9 +41,8 @@ class LAMBOptimizer(moments.MomentOptimizer):
     update, *new_slots = direction(
       gradient, weights, *slots, *corrections, decay
     )
-    ratio = self._trust_ratio(
-      layout.norm(weights, variable), layout.norm(update, variable)
-    )
+    norms = layout.norm(weights, variable), layout.norm(update, variable)
+    ratio = self._trust_ratio(*norms)
     self.trust_ratios.append(ratio)
     learning_rate = tf.convert_to_tensor(self.learning_rate, tf.float32)
     rate = layout.spread(ratio, variable) * learning_rate

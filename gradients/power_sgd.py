@@ -111,9 +111,8 @@ class PowerSGD(all_reduce.AllReduce):
     error = make(ERROR, [n, m], tf.zeros_initializer())
     tf.add_to_collection(ERRORS, error)
     seed = zlib.crc32(name.encode()) & 0x7FFFFFFF
-    return error, make(
-      BASIS, [m, self._rank], tf.random_normal_initializer(seed=seed)
-    )
+    random = tf.random_normal_initializer(seed=seed)
+    return error, make(BASIS, [m, self._rank], random)
 
   def after_update(self, finite):
     share = 1.0 / self.comm.size

@@ -37,9 +37,8 @@ def add(part, tensors: dict, cuts: list, own: Callable, comm) -> None:
   # All ranks take part in all broadcasts, also in those that `own` leaves out.
   with tf.control_dependencies(broadcasts):
     load = part.assign(own(read), read_value=False)
-  tf.add_to_collection(
-    SHARDED_VARIABLES, ShardedVariable(part, whole, fed, load)
-  )
+  sharded = ShardedVariable(part, whole, fed, load)
+  tf.add_to_collection(SHARDED_VARIABLES, sharded)
 
 
 def add_sliced(comm, slots: Sequence[str]) -> None:

@@ -92,9 +92,8 @@ class ShardLayout(moments.VariableLayout):
 
   def norm(self, tensor, variable):
     shard = self._shards[variable.name]
-    squares = self._comm.allreduce(
-      shard.sums(tf.square(tensor)), "zero/norm_squares"
-    )
+    squares = shard.sums(tf.square(tensor))
+    squares = self._comm.allreduce(squares, "zero/norm_squares")
     return tf.sqrt(self.slices.totals(squares, shard.variables))
 
   def spread(self, values, variable):

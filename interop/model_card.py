@@ -177,13 +177,12 @@ def _results(
   inputs: Sequence[str], about: Description, run: dict
 ) -> Iterator[tuple]:
   """The evaluation of these very weights, not of a mean."""
-  path = os.path.join(about.folder, metrics.EVAL_METRICS_FILE)
   held_out = description.is_held_out(run, about.record_files)
   step = checkpoint_files.step_of(inputs[0]) if len(inputs) == 1 else None
-  for results in metrics.read_jsonl(path):
-    if results["global_step"] == step:
-      hidden = ("global_step", metrics.EVALUATION_SET)
-      yield from ((k, v) for k, v in results.items() if k not in hidden)
+  for results in metrics.evaluations(about.folder):
+    if results.pop("global_step") == step:
+      results.pop(metrics.EVALUATION_SET, None)
+      yield from results.items()
       if held_out is False:
         yield "evaluated on", "the training records"
 

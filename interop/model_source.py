@@ -10,13 +10,9 @@ import glob
 import os
 
 import tokenization
-from checkpoints import (
-  checkpoint_files,
-  description,
-  huggingface_folder,
-  metrics,
-)
+from checkpoints import checkpoint_files, description, huggingface_folder
 from checkpoints.description import Description
+from checkpoints.metrics import BEST_BY, BestBy, best_evaluation
 from common.errors import UserError
 from common.model_files import TASK_FILE
 from common.settings import setting
@@ -252,12 +248,12 @@ def _find_checkpoint(model: str, task: dict) -> tuple[str, str]:
   steps = files.steps()
   if not steps:
     return _find_published(model, files.without_marker())
-  by: metrics.BestBy | None = None if task else metrics.BEST_BY
+  by: BestBy | None = None if task else BEST_BY
   saved = task.get("best_by")
   if saved:  # older runs do not say
-    by = metrics.BestBy(tuple(saved["keys"]), saved["higher"])
+    by = BestBy(tuple(saved["keys"]), saved["higher"])
   step, chosen = steps[0], "the newest"
-  best = by and metrics.best_evaluation(model, steps[0], by)
+  best = by and best_evaluation(model, steps[0], by)
   if best in steps:
     step, chosen = best, "the best by evaluation"
   files.check(step)

@@ -10,13 +10,8 @@ from checkpoints.description import Description
 from common import settings
 from common.errors import UserError
 from common.files import file_sha256
-from config import stages
-from config.pretraining import (
-  PretrainingConfig,
-  is_preset,
-  read_bert,
-  with_vocabulary,
-)
+from config import pretraining, stages
+from config.pretraining import PretrainingConfig, is_preset
 from data import records, tokenizer_files
 from finetuning import finetune, task_file
 from interop import model_source
@@ -172,10 +167,13 @@ def _bert(
     return bert, [f"{description.BERT_FLAG}={about.bert_file}, as found"]
   if not is_preset(name):
     return None, []
-  bert, rows = read_bert(name), _vocabulary_size(kind, values)
+  bert, rows = pretraining.read_bert(name), _vocabulary_size(kind, values)
   said_by = "its file"
   if rows:
-    bert, said_by = with_vocabulary(bert, rows), "the data's vocabulary"
+    bert, said_by = (
+      pretraining.with_vocabulary(bert, rows),
+      "the data's vocabulary",
+    )
   return bert, [
     f"{description.BERT_FLAG}={name}: vocabulary of {bert.vocab_size:,} from "
     f"{said_by}"

@@ -54,15 +54,13 @@ class Run(NamedTuple):
 
 def read_run(run_dir: str) -> Run:
   """Reads a run folder; `UserError` if it has no reports."""
-  train = metrics.read_jsonl(os.path.join(run_dir, metrics.METRICS_FILE))
+  train = metrics.reports_of(run_dir)
   if not train:
     raise UserError(
       f"{run_dir}: no {metrics.METRICS_FILE} with reports: name a training's "
       "--output_dir"
     )
-  evaluations = metrics.read_jsonl(
-    os.path.join(run_dir, metrics.EVAL_METRICS_FILE)
-  )
+  evaluations = metrics.evaluations(run_dir)
   for report in (*train, *evaluations):
     if "masked_lm_loss" in report:
       report.pop("loss", None)  # the sum of two with panels of their own

@@ -310,9 +310,7 @@ def fill_mask(paths: Paths) -> list[str]:
 
 def screen(paths: Paths, ranks: int, sentences: list[str]) -> str:
   """The closing text; `sentences`: lines of `fill_mask`."""
-  evaluations = metrics.read_jsonl(
-    os.path.join(paths.pretrain, metrics.EVAL_METRICS_FILE)
-  )
+  evaluations = metrics.evaluations(paths.pretrain)
   first, last = evaluations[0], evaluations[-1]
   step = last["global_step"]
   documents = paths.counts("heldout")["documents"]
