@@ -221,6 +221,11 @@ def run_with(kind: type, main: Callable, arguments: int | None = 0) -> None:
   )
 
 
+def given(values: flags.FlagValues) -> dict[str, Any]:
+  """Name -> value of the flags that the command gives."""
+  return {name: values[name].value for name in values if values[name].present}
+
+
 def from_flags(
   kind: Any,
   values: flags.FlagValues,

@@ -548,12 +548,13 @@ class PretrainingConfig(RunConfig):
     found = {}
     if flags.stages is not None:  # what each stage has need not be a flag
       each = stages.read(flags.stages)
-      if all("input_file" in one for one in each):
+      in_all = set.intersection(*map(set, each))
+      if "input_file" in in_all:
         found["input_file"] = each[0]["input_file"]
-      if all("global_batch_size" in one for one in each):
+      if "global_batch_size" in in_all:
         found["global_batch_size"] = each[0]["global_batch_size"][1]
     if flags.config_json is not None:
-      given = {n: flags[n].value for n in flags if flags[n].present}
+      given = settings.given(flags)
       found |= deepspeed_json.flags_of(cls, flags.config_json, given)
     return found
 
@@ -587,10 +588,10 @@ class PretrainingConfig(RunConfig):
       warmup = self.warmup_of(self.num_train_steps)
       steps = {**vars(self), "num_warmup_steps": warmup}
       divisor = plan.divisor * global_batch / plan.records_per_update
-      flags += [
-        f"--{name}={training_plan.rounded_up(steps[name] / divisor)}"
-        for name in names
-      ]
+      for name in names:
+        flags.append(
+          f"--{name}={training_plan.rounded_up(steps[name] / divisor)}"
+        )
     return flags
 
   def matmuls(

@@ -44,11 +44,11 @@ def scores(
   Labels are as for `entities_of`. Shares of 1; 0 where nothing is to count.
   """
   results = {}
-  every = [{*entities_of(labels)} for labels in (right, predicted)]
-  of_types = [[{e for e in some if e[0] == t} for some in every] for t in types]
-  prefixes = ["", *(f"{kind}/" for kind in types)]
-  for prefix, (there, found) in zip(prefixes, [every, *of_types], strict=True):
-    both = len(there & found)
+  all_there, all_found = {*entities_of(right)}, {*entities_of(predicted)}
+  for kind in ("", *types):
+    there = {e for e in all_there if kind in ("", e[0])}
+    found = {e for e in all_found if kind in ("", e[0])}
+    both, prefix = len(there & found), f"{kind}/" if kind else ""
     results[f"{prefix}f1"] = 2 * both / max(1, len(there) + len(found))
     results[f"{prefix}precision"] = both / max(1, len(found))
     results[f"{prefix}recall"] = both / max(1, len(there))

@@ -125,12 +125,11 @@ class FinetuningConfig(RunConfig):
 
   def as_dict(self):
     """Vocabularies by their content: late ranks find the folder's copy."""
-    digests = {
-      flag: file_sha256(path)
-      for flag, path in self._vocabulary().items()
-      if os.path.isfile(path)
-    }
-    return {**super().as_dict(), **digests}
+    values = super().as_dict()
+    for flag, path in self._vocabulary().items():
+      if os.path.isfile(path):
+        values[flag] = file_sha256(path)
+    return values
 
   def _vocabulary(self) -> dict[str, str]:
     """Flag -> file: the flags' vocabulary, or the model folder's copy of it."""

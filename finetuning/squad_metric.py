@@ -29,7 +29,8 @@ def exact_match(answer: str, prediction: str) -> float:
 
 def f1_v1(answer: str, prediction: str) -> float:
   """F1 of words; 0 for two texts without words, as in evaluate-v1.1.py."""
-  wanted, got = (normalize_answer(t).split() for t in (answer, prediction))
+  wanted = normalize_answer(answer).split()
+  got = normalize_answer(prediction).split()
   common = (collections.Counter(wanted) & collections.Counter(got)).total()
   if not common:
     return 0.0
@@ -65,16 +66,12 @@ def evaluate_v2(
 ) -> dict:
   """SQuAD 2.0's metrics by name.
 
+  `predictions` are the best answers that are not empty; where `null_odds`, the
+  score of "no answer" minus that answer's, are above `threshold`, it is "".
   HasAns_ and NoAns_ are of the questions with and without an answer, if there
   are any. best_exact and best_f1 are at the best thresholds (best_..._thresh).
   If all answers to a question normalise to nothing, "" is right, but the
   question still counts as one with an answer.
-
-  Args:
-    answers: id -> right answers, none if the question has no answer.
-    predictions: id -> the best answer that is not empty.
-    null_odds: id -> score of "no answer" minus score of that answer.
-    threshold: where `null_odds` is above it, the answer is "".
   """
   right = []
   for texts in answers.values():

@@ -15,7 +15,7 @@ from config.pretraining import PretrainingConfig, is_preset
 from data import records, tokenizer_files
 from finetuning import finetune, task_file
 from interop import model_source
-from interop.model_source import Given
+from interop.model_source import NOTHING_GIVEN, Given
 from model.bert_config import BertConfig
 from training import training_run
 
@@ -40,7 +40,7 @@ def configured(kind: type, flags) -> tuple[Any, list[str]]:
   those of the model that it starts from. Raises `UserError` if a given one
   contradicts them.
   """
-  given = {name: flags[name].value for name in flags if flags[name].present}
+  given = settings.given(flags)
   in_files = kind.found(flags)
   values = in_files | given
   if values.get("stages"):
@@ -101,7 +101,7 @@ def _origin(run: str, given: dict) -> tuple[Origin, dict, list[str]]:
 
 def _of_model(given: dict, origin: Origin) -> tuple[dict, list[str]]:
   """Vocabulary and case of a new run's model, or of its words, and lines."""
-  names = {field.name for field in dataclasses.fields(Given)} & given.keys()
+  names = given.keys() & vars(NOTHING_GIVEN)
   parts = Given(**{name: given[name] for name in names})
   files = tokenizer_files.named(parts)
   if not origin.starts:
@@ -147,11 +147,14 @@ def _task_flags(kind: type, values: dict, given: dict) -> dict[str, Any]:
   folder = task_file.model_folder(values)
   task = description.read(folder).task
   defaults = kind.defaults(task, given)
-  said = {f"--{name}": value for name, value in defaults.items()}
-  flags = {f"--{name}": value for name, value in given.items()}
+  said = {"task": kind.kind, **_as_flags(defaults)}
   scopes = description.scopes(values.get("do_train", False))
-  description.agree({"task": kind.kind, **said}, flags, folder or "", scopes)
+  description.agree(said, _as_flags(given), folder or "", scopes)
   return defaults
+
+
+def _as_flags(values: dict) -> dict:
+  return {f"--{name}": value for name, value in values.items()}
 
 
 def _bert(
@@ -170,10 +173,8 @@ def _bert(
   bert, rows = pretraining.read_bert(name), _vocabulary_size(kind, values)
   said_by = "its file"
   if rows:
-    bert, said_by = (
-      pretraining.with_vocabulary(bert, rows),
-      "the data's vocabulary",
-    )
+    said_by = "the data's vocabulary"
+    bert = pretraining.with_vocabulary(bert, rows)
   return bert, [
     f"{description.BERT_FLAG}={name}: vocabulary of {bert.vocab_size:,} from "
     f"{said_by}"

@@ -18,18 +18,11 @@ import safetensors.numpy
 
 from common import input_files, json_files
 from common.errors import DataError
+from model import weights as w
 from model.bert_config import BertConfig
 from model.huggingface_config import CONFIG_FILE, ReadConfig
 from model.huggingface_types import nearest
-from model.weights import (
-  CLASSIFIER,
-  ENCODER,
-  PARTS,
-  POOLER,
-  Weight,
-  heads_of,
-  weights,
-)
+from model.weights import Weight
 
 WEIGHTS_FILE = "model.safetensors"
 _SHARDS_FILE = WEIGHTS_FILE + ".index.json"
@@ -48,12 +41,16 @@ def count_parts(
   Raises `DataError` for an incomplete part, no encoder, or another shape, by
   the weights' `names` in the source, which are ours if it is None.
   """
-  counts, known = {}, weights(config)
+  counts, known = {}, w.weights(config)
   names = names or {weight.name: weight.name for weight in known}
-  for part in PARTS:
-    wanted = [w for w in known if w.part == part and w.name in names]
-    missing = [names[w.name] for w in wanted if w.name not in values]
-    if len(missing) == len(wanted) and part != ENCODER:
+  for part in w.PARTS:
+    wanted, missing = [], []
+    for weight in known:
+      if weight.part == part and weight.name in names:
+        wanted.append(weight)
+        if weight.name not in values:
+          missing.append(names[weight.name])
+    if len(missing) == len(wanted) and part != w.ENCODER:
       continue
     if missing:
       raise DataError(
@@ -78,7 +75,7 @@ def _check_pooler(
   parts: Iterable[str], config: BertConfig, source: str
 ) -> None:
   """Refuses a classifier of texts without the pooler that it reads."""
-  if config.has_pooler and CLASSIFIER in parts and POOLER not in parts:
+  if config.has_pooler and w.CLASSIFIER in parts and w.POOLER not in parts:
     raise DataError(
       f"{source}: has a classifier of texts, but not the pooler that it reads: "
       "copy all of the model's files again"
@@ -98,7 +95,7 @@ def to_theirs(
 
   An encoder without a head has the names of, for example, BertModel.
   """
-  heads = heads_of(config, values)
+  heads = w.heads_of(config, values)
   kind, _ = nearest(config, heads)
   tensors = kind.tensors(config, heads)
   _check_pooler(count_parts(values, config, source), config, source)
@@ -133,7 +130,9 @@ def _parted(
   weights: Sequence[Weight], tensor: np.ndarray
 ) -> Iterator[tuple[str, np.ndarray]]:
   """Our weights of their tensor, by name."""
-  rows = [w.shape[1] if w.is_kernel else w.shape[0] for w in weights]
+  rows = []
+  for weight in weights:
+    rows.append(weight.shape[1] if weight.is_kernel else weight.shape[0])
   ends = np.cumsum(rows[:-1], dtype=int)
   parts = np.split(np.atleast_1d(tensor), ends)
   for weight, part in zip(weights, parts, strict=True):

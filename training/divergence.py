@@ -131,9 +131,10 @@ class Guard:
 
 def _extremes(values: dict, variables) -> dict:
   """The ten variables with the largest absolute values, NaN first."""
-  largest = {
-    v.op.name: float(np.max(np.abs(values[v.op.name]))) for v in variables
-  }
+  largest = {}
+  for variable in variables:
+    name = variable.op.name
+    largest[name] = float(np.max(np.abs(values[name])))
   worst = sorted(largest, key=lambda n: -np.nan_to_num(largest[n], nan=np.inf))
   return {name: largest[name] for name in worst[:10]}
 

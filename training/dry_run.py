@@ -43,9 +43,9 @@ def free_memory_mb() -> float:
   """MB of the host that are free: of the machine, and of this cgroup."""
   free = psutil.virtual_memory().available / _MB
   own = pathlib.Path("/proc/self/cgroup").read_text().splitlines()
-  groups = [line for line in own if line.startswith("0::")]  # of version 2
-  if groups:
-    return min([free, *_cgroup_mb(groups[0].removeprefix("0::"))])
+  for line in own:
+    if line.startswith("0::"):  # of version 2
+      return min([free, *_cgroup_mb(line.removeprefix("0::"))])
   return free
 
 
@@ -163,9 +163,8 @@ def _measured(job: Job, size: int) -> Measured:
     ops = job.build(config, shape, micro, state, plan, comm)
     parts, checkpoint_mb = _sizes(ops.variables, config.optimizer.kind.slots)
     session = tf.Session(config=training_run.session_config(config, comm))
-    session.run(
-      [tf.global_variables_initializer(), tf.local_variables_initializer()]
-    )
+    session.run(tf.global_variables_initializer())
+    session.run(tf.local_variables_initializer())
     micro_seconds, update_seconds = _times(session, ops, plan.accumulation)
     gpus = [d for d in session.list_devices() if d.device_type == "GPU"]
     parameters = _parameters(ops.variables)
@@ -378,9 +377,10 @@ def _row(name: str, number: float) -> str:
 
 
 def _duration(seconds: float) -> str:
-  units = (("days", 86400), ("hours", 3600), ("minutes", 60), ("s", 1))
-  name, unit = next((u for u in units if seconds >= 2 * u[1]), units[-1])
-  return f"{seconds / unit:.1f} {name}"
+  for name, unit in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+    if seconds >= 2 * unit:
+      return f"{seconds / unit:.1f} {name}"
+  return f"{seconds:.1f} s"
 
 
 def tell_needs(build: Callable, start: stages.StageStart, ranks: int) -> int:

@@ -40,10 +40,12 @@ class Clock:
     self._parts["all_reduce"] += reduced
     self._parts["step"] += max(0.0, seconds - waited - known)
     sums = {"records": update["records"], **update["sums"]}
-    flops = [each * float(sums[name]) for name, each in task.flops.items()]
+    flops = 0.0
+    for name, each in task.flops.items():
+      flops += each * float(sums[name])
     counts = {
       "updates": 1,
-      "flops": sum(flops),
+      "flops": flops,
       "seconds": seconds,
       "examples": float(sums["examples"]),
       "tokens": float(sums["tokens"]),
@@ -107,9 +109,8 @@ class Clock:
     for name in ("examples_per_second", "tokens_per_second"):
       speeds = [report[name] for report in self._speeds]
       closing[f"steady_{name}"] = statistics.median(speeds) if speeds else None
-    closing["padding"] = padding(
-      self._all["tokens_in_positions"], self._all["positions"]
-    )
+    tokens = self._all["tokens_in_positions"]
+    closing["padding"] = padding(tokens, self._all["positions"])
     return closing
 
 
@@ -254,14 +255,13 @@ class Reporter:
 
 def speed_lines(training: dict) -> str:
   """The closing lines about speed of a result of `train_loop.train`."""
-  number = lambda key, form: shown(training[key], form)
-  speeds = lambda prefix: (
-    f"{number(f'{prefix}examples_per_second', ',.1f')} examples/s, "
-    f"{number(f'{prefix}tokens_per_second', ',.0f')} tokens/s"
-  )
+  padded, speeds = shown(training["padding"], ".1%"), []
+  for prefix in ("", "steady_"):
+    examples = shown(training[f"{prefix}examples_per_second"], ",.1f")
+    tokens = shown(training[f"{prefix}tokens_per_second"], ",.0f")
+    speeds.append(f"{examples} examples/s, {tokens} tokens/s")
   return (
     f"trained {training['updates']:,} updates in {training['seconds']:.0f} s, "
-    f"{number('padding', '.1%')} padding\n"
-    f"speed       {speeds('')} end to end\n"
-    f"            {speeds('steady_')} steady"
+    f"{padded} padding\n"
+    f"speed       {speeds[0]} end to end\n            {speeds[1]} steady"
   )
