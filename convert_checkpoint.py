@@ -175,11 +175,9 @@ def convert(settings: Settings) -> list[str]:
 
 def report(model: Model, settings: Settings, files: list[str]) -> list[str]:
   """What was converted, for people."""
-  source, count = model.source, len(settings.input)
-  counts = huggingface_weights.count_parts(
-    model.values, source.bert, source.path
-  )
-  parts, others = set(), set(model.values)
+  source, values = model.source, model.values
+  counts = huggingface_weights.count_parts(values, source.bert, source.path)
+  parts, others = set(), set(values)
   for weight in weights.weights(source.bert):
     parts.add(weight.part)
     others.discard(weight.name)
@@ -191,20 +189,18 @@ def report(model: Model, settings: Settings, files: list[str]) -> list[str]:
     missing.append(f"the vocabulary (give {VOCABULARY_FLAGS} for a tokenizer)")
   answers = model_source.assumed_answers(model.task, TASK_FILE)
   assumed = [*source.notes, *source.assumed_case, *answers]
-  lines = [
-    f"the mean of {count} checkpoints"
-    if count > 1
-    else f"converted {source.path} ({source.chosen})"
-  ]
-  lines += indented(converted)
+  title = f"converted {source.path} ({source.chosen})"
+  if len(settings.input) > 1:
+    title = f"the mean of {len(settings.input)} checkpoints"
+  lines = [title, *indented(converted)]
   lines += [f"left out: {len(model.left_out)}", *indented(model.left_out)]
   lines += [f"not in the checkpoint: {len(missing)}", *indented(missing)]
   if assumed:
     lines += [f"assumed: {len(assumed)}", *indented(assumed)]
-  lines.append(
-    f"case of its text: --do_lower_case={source.task['do_lower_case']}"
-  )
-  if labels := model.task.get("labels"):
+  lower = source.task["do_lower_case"]
+  lines.append(f"case of its text: --do_lower_case={lower}")
+  labels = model.task.get("labels")
+  if labels:
     lines.append(f"labels by number: {', '.join(labels)}")
   return [*lines, "written:", *indented(files)]
 

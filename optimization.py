@@ -7,14 +7,7 @@ from typing import NamedTuple
 
 import mixed_precision
 from common.tensorflow_v1 import tf
-from gradients import (
-  all_reduce,
-  distributed,
-  lr_schedule,
-  moments,
-  power_sgd,
-  zero,
-)
+from gradients import all_reduce, lr_schedule, moments, power_sgd, zero
 from gradients.adamw import AdamWeightDecayOptimizer
 from gradients.optimizers import EXCLUDE_FROM_WEIGHT_DECAY, WEIGHT_DECAY_RATE
 from model import tensor_parallel
@@ -43,9 +36,8 @@ def create_optimizer(
     exclude_from_weight_decay=EXCLUDE_FROM_WEIGHT_DECAY,
   )
   variables = tf.trainable_variables()
-  gradients, _ = tf.clip_by_global_norm(
-    tf.gradients(loss, variables), clip_norm=1.0
-  )
+  gradients = tf.gradients(loss, variables)
+  gradients, _ = tf.clip_by_global_norm(gradients, clip_norm=1.0)
   applied = optimizer.apply_gradients(zip(gradients, variables, strict=True))
   with tf.control_dependencies([applied]):
     return tf.group(tf.assign(global_step, step + 1))
@@ -93,9 +85,8 @@ class LocalAccumulation(tf.train.Optimizer):
   def totals(self, comm):
     """Sums over ranks: all in a row; [kept, filled]; nonfinite; `sums`."""
     parts = [[self.kept, self.filled], self.nonfinite, self.sums]
-    reduced = comm.allreduce(
-      tf.concat(parts, axis=0), name="kept_nonfinite_sums"
-    )
+    row = tf.concat(parts, axis=0)
+    reduced = comm.allreduce(row, name="kept_nonfinite_sums")
     sizes = [2, len(self.gradients), self.sums.shape.num_elements()]
     counts, nonfinite, sums = tf.split(reduced, sizes)
     counts, sums = tf.unstack(counts), tf.unstack(sums)
@@ -186,10 +177,8 @@ def _packed(*scalars):
   return tf.stack([tf.cast(scalar, tf.float64) for scalar in scalars])
 
 
-def make_exchange(
-  config: distributed.AllreduceConfig, world: distributed.Comm, scale
-) -> all_reduce.AllReduce:
-  """How a graph's gradients go over ranks; arguments as of `AllReduce`."""
+def make_exchange(config, world, scale) -> all_reduce.AllReduce:
+  """How a graph's gradients go over ranks, by an `AllreduceConfig`."""
   if config.zero:
     return zero.ZeRO(config, world, scale)
   if config.powersgd_rank:

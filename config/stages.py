@@ -21,6 +21,7 @@ import contextlib
 import dataclasses
 import itertools
 import math
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -219,10 +220,8 @@ class Stages:
     """Where the stage after `plan`'s begins, if that ended with `update`."""
     number = plan.stage.number + 1
     before, here = self.configs[number - 1 : number + 1]
-    same_data = (before.input_file, before.shuffle_block_records) == (
-      here.input_file,
-      here.shuffle_block_records,
-    )
+    data = operator.attrgetter("input_file", "shuffle_block_records")
+    same_data = data(before) == data(here)
     return training_plan.Stage(
       number=number,
       first_update=update,
@@ -254,9 +253,8 @@ def _planned(plan, config, item: dict) -> training_plan.TrainingPlan:
   # Ranks may have nothing to do at first: a run resumes on any number.
   micro, _ = training_plan.spread(smallest, config.train_batch_size, plan.ranks)
   share = math.ceil(plan.records_per_update / plan.ranks)
-  plan = dataclasses.replace(
-    plan, micro_batch=micro, accumulation=math.ceil(share / micro)
-  )
+  most = math.ceil(share / micro)
+  plan = dataclasses.replace(plan, micro_batch=micro, accumulation=most)
 
   def of(updates: int) -> training_plan.TrainingPlan:
     if first == last:
@@ -269,9 +267,8 @@ def _planned(plan, config, item: dict) -> training_plan.TrainingPlan:
   if "num_train_tokens" not in item:
     # One that ends by time ends there at the latest.
     return of(item.get("num_train_steps", config.num_train_steps))
-  records = math.ceil(
-    item["num_train_tokens"] / record_shape.tokens_of_a_record(config)
-  )
+  of_record = record_shape.tokens_of_a_record(config)
+  records = math.ceil(item["num_train_tokens"] / of_record)
   most = math.ceil(records / smallest)
   updates = bisect.bisect_left(
     range(most), records, lo=1, key=lambda n: of(n).records_before(n)

@@ -123,14 +123,12 @@ class TrainingPlan:
     return round(records * self.packing_factor)
 
   def lines(self) -> list[str]:
-    batch = (
-      f"{self.micro_batch} examples = global batch {self.records_per_update}"
-    )
+    records = self.records_per_update
+    batch = f"{self.micro_batch} examples = global batch {records}"
     if self.packing_factor != 1.0:
       batch = (
         f"{self.micro_batch} records of {self.packing_factor:.2f} examples = "
-        f"global batch {self.examples(self.records_per_update)} in "
-        f"{self.records_per_update} records"
+        f"global batch {self.examples(records)} in {records} records"
       )
     if self.empty_rows:
       batch += f" and {counted(self.empty_rows, 'empty row')}"

@@ -100,9 +100,8 @@ class Squad(FinetuningTask):
     return lines
 
   def describe(self):
-    return {
-      name: getattr(self.config, name) for name in windows.ANSWER_SETTINGS
-    }
+    names = windows.ANSWER_SETTINGS
+    return {name: getattr(self.config, name) for name in names}
 
 
 class SquadSource(packed.PackedSource):

@@ -6,6 +6,8 @@ from common.tensorflow_v1 import tf
 from gradients import moments
 from xla_patches import jit
 
+_SHARED = moments.MomentOptimizer.settings
+
 
 class LAMBOptimizer(moments.MomentOptimizer):
   """Layer-wise adaptive rates for large batches; m and v as in AdamW.
@@ -19,11 +21,7 @@ class LAMBOptimizer(moments.MomentOptimizer):
   """
 
   has_trust_ratios = True
-  settings = (
-    *moments.MomentOptimizer.settings,
-    "min_trust_ratio",
-    "max_trust_ratio",
-  )
+  settings = (*_SHARED, "min_trust_ratio", "max_trust_ratio")
 
   def __init__(
     self, *args, min_trust_ratio=0.01, max_trust_ratio=0.3, **kwargs
@@ -38,9 +36,8 @@ class LAMBOptimizer(moments.MomentOptimizer):
     direction = self._direction
     if layout.norm_communicates:  # else all of the update is one program
       direction = jit.compiled(direction, jit.UPDATE)
-    update, *new_slots = direction(
-      gradient, weights, *slots, *corrections, decay
-    )
+    moved = direction(gradient, weights, *slots, *corrections, decay)
+    update, *new_slots = moved
     norms = layout.norm(weights, variable), layout.norm(update, variable)
     ratio = self._trust_ratio(*norms)
     self.trust_ratios.append(ratio)

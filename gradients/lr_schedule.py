@@ -77,9 +77,8 @@ class Schedule:
       decayed = (1.0 - math_of.minimum(step, total) / total) ** power
     elif form == "cosine":
       rest = max(1.0, total - warmup)
-      decayed = 0.5 + 0.5 * math_of.cos(
-        math.pi * math_of.minimum(after(), rest) / rest
-      )
+      angle = math.pi * math_of.minimum(after(), rest) / rest
+      decayed = 0.5 + 0.5 * math_of.cos(angle)
     elif form in ("line", "sqrt"):
       left = (total - math_of.minimum(step, total)) / max(1.0, self.cooldown)
       x = math_of.maximum(1.0 - left, 0.0)

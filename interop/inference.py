@@ -16,7 +16,6 @@ int32, outputs float32; input_mask is 1 for tokens, 0 for padding. Shapes as in
 """
 
 import contextlib
-import functools
 import glob
 import os
 from collections.abc import Sequence
@@ -152,12 +151,11 @@ def _build(bert: BertConfig, names, labels: int, pools: bool, policy) -> dict:
       with_pooler=pools and bool({"encoder", *_POOLED} & set(names)),
       places=positions if list(names) == ["masked_lm"] else None,
     )
-    made = {
-      name: tf.saved_model.signature_def_utils.predict_signature_def(
-        *_head(name, model, bert, labels, policy, inputs, positions)
-      )
-      for name in names
-    }
+    made = {}
+    for name in names:
+      head = _head(name, model, bert, labels, policy, inputs, positions)
+      utils = tf.saved_model.signature_def_utils
+      made[name] = utils.predict_signature_def(*head)
   return {**made, _DEFAULT: made[names[-1]]}
 
 
@@ -166,9 +164,7 @@ def _head(
 ) -> tuple[dict, dict]:
   """Inputs and outputs of a signature, tensors by name."""
   sequence, pooled = model.get_sequence_output(), model.get_pooled_output()
-  features = functools.partial(
-    modeling.head_features, bert_config=bert, policy=policy
-  )
+  features = lambda output: modeling.head_features(output, bert, policy)
   if name == "encoder":
     outputs = {"sequence_output": sequence}
     if pooled is not None:
@@ -197,9 +193,9 @@ def _head(
     outputs = {"logits": logits}
     if labels > 1 or head is tasks.TOKENS:  # not of a regression
       outputs["probabilities"] = tf.nn.softmax(logits)
-  return inputs, {
-    name: tf.identity(tf.cast(t, tf.float32)) for name, t in outputs.items()
-  }
+  for output, tensor in outputs.items():
+    outputs[output] = tf.identity(tf.cast(tensor, tf.float32))
+  return inputs, outputs
 
 
 # Export -----------------------------------------------------------------------

@@ -77,8 +77,8 @@ def write(
     f"{parameters:,} parameters and a vocabulary of {config['vocab_size']:,} "
     f"tokens; {_CASES[task.get('do_lower_case')]}."
   )
-  if labels := task.get("labels"):
-    lines.append(f"Labels: {', '.join(map(_cell, labels))}.")
+  if task.get("labels"):
+    lines.append(f"Labels: {', '.join(map(_cell, task['labels']))}.")
   if licence == "unknown":
     lines += ["", "The licence is not stated: set `license` above."]
   lines += ["", "## Use", "", *_use(pipeline)]
@@ -90,11 +90,11 @@ def write(
     ("Results", _results(inputs, about, run)),
     ("Framework", run.get("versions", {}).items()),
   ):
-    table = [
-      f"| {_NAMES.get(key, key.replace('_', ' '))} | {_cell(value, key)} |"
-      for key, value in rows
-      if value is not None
-    ]
+    table = []
+    for key, value in rows:
+      if value is not None:
+        name = _NAMES.get(key, key.replace("_", " "))
+        table.append(f"| {name} | {_cell(value, key)} |")
     table = ["| | |", "|---|---|", *table] if table else [_UNKNOWN]
     lines += ["", f"## {title}", "", *table]
   card = "\n".join(lines) + "\n"
@@ -144,8 +144,8 @@ def _training(inputs: Sequence[str], run: dict) -> Iterator[tuple]:
   yield "minutes planned", minutes or None
   yield "updates planned", None if minutes else plan.get("updates")
   steps = [checkpoint_files.step_of(checkpoint) for checkpoint in inputs]
-  if len({os.path.dirname(path) for path in inputs}) > 1:
-    updates = ", ".join("?" if step is None else str(step) for step in steps)
+  if len(set(map(os.path.dirname, inputs))) > 1:
+    updates = ", ".join(map(str, steps)).replace("None", "?")
     yield "mean of the weights of several runs, at updates", updates
     yield "data, training and versions are those of", "the first"
   elif len(steps) == 1:

@@ -45,13 +45,12 @@ class Model(NamedTuple):
 
 def task_differences(task: dict, other: dict) -> list[str]:
   """Keys that differ; what an older task.json does not say does not."""
-  newer = ("objective", "segment_ids")
-  return [
-    key
-    for key in sorted(task.keys() | other.keys())
-    if task.get(key) != other.get(key)
-    and not (key in newer and None in (task.get(key), other.get(key)))
-  ]
+  newer, differing = ("objective", "segment_ids"), []
+  for key in sorted(task.keys() | other.keys()):
+    values = task.get(key), other.get(key)
+    if values[0] != values[1] and not (key in newer and None in values):
+      differing.append(key)
+  return differing
 
 
 def write_checkpoint(model: Model, prefix: str) -> list[str]:

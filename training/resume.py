@@ -111,12 +111,9 @@ def check_run(config, plan, before: Description) -> None:
   last = before.training
   if plan and last and last["flags"].get("lr_scaling") == config.lr_scaling:
     # With another number of ranks the learning rate would be another one.
-    ranks = last["plan"]["ranks"]
-    factor = scale_peak(1.0, config.lr_scaling, ranks)
-    was["factor of --lr_scaling"] = factor
-    now["factor of --lr_scaling"] = scale_peak(
-      1.0, config.lr_scaling, plan.ranks
-    )
+    name, scaling = "factor of --lr_scaling", config.lr_scaling
+    factor = scale_peak(1.0, scaling, last["plan"]["ranks"])
+    was[name], now[name] = factor, scale_peak(1.0, scaling, plan.ranks)
     peak = config.learning_rate * factor
     keep = f"--lr_scaling=none --learning_rate={peak!r}"
     if last["flags"].get("stages"):

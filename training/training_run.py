@@ -79,9 +79,8 @@ def check_elastic(config, tensor_parallel: int) -> None:
       f"--tensor_parallel={tensor_parallel} is not for horovodrun --min-np: "
       "with a rank its slice of the model is lost"
     )
-  if config.do_train and (
-    not config.global_batch_size or config.lr_scaling != "none"
-  ):
+  is_fixed = config.global_batch_size and config.lr_scaling == "none"
+  if config.do_train and not is_fixed:
     raise UserError(
       "under horovodrun --min-np the number of ranks changes, so "
       "--global_batch_size must say how many examples an update has, and "
