@@ -88,9 +88,8 @@ def read_model(settings: Settings) -> Model:
   for path, other in zip(settings.input[1:], others, strict=True):
     differ = first.bert.differences(other.bert)
     differ += task_differences(task, _task(other, mean.values))
-    for file, same in zip(
-      first.vocabulary.values(), other.vocabulary.values(), strict=False
-    ):
+    files = first.vocabulary.values(), other.vocabulary.values()
+    for file, same in zip(*files, strict=False):
       if not filecmp.cmp(file, same, shallow=False):
         differ.append("the vocabulary")
     if differ:

@@ -116,9 +116,8 @@ class LocalAccumulation(tf.train.Optimizer):
       tf.no_op,
       name="keep_or_drop",
     ).op
-    self.accumulate_op = tf.group(
-      keep_or_drop, count_store.assign_add(counts, read_value=False)
-    )
+    counted = count_store.assign_add(counts, read_value=False)
+    self.accumulate_op = tf.group(keep_or_drop, counted)
     sums = tf.cond(
       finite,
       lambda: [s + v for s, v in zip(stored, values, strict=True)],

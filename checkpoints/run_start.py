@@ -78,11 +78,10 @@ def cooldown(named: str, output_dir: str) -> str:
   reports = metrics.reports_of(folder)
   # The newest comes first.
   for step in files.steps():
-    is_constant = first <= step <= last and not _has_fallen(
-      reports, first, step
-    )
-    if is_constant and named in (folder, files.prefix(step)):
-      return checkpoint_files.hold(files.prefix(step))
+    prefix, is_constant = files.prefix(step), first <= step <= last
+    if named in (folder, prefix) and is_constant:
+      if not _has_fallen(reports, first, step):
+        return checkpoint_files.hold(prefix)
   raise UserError(
     f"--cooldown_from={named}: none of its checkpoints lies in the part whose "
     f"rate is constant by its updates ({first:,} to {last:,} of --lr_schedule="

@@ -270,10 +270,8 @@ def _planned(plan, config, item: dict) -> training_plan.TrainingPlan:
   of_record = record_shape.tokens_of_a_record(config)
   records = math.ceil(item["num_train_tokens"] / of_record)
   most = math.ceil(records / smallest)
-  updates = bisect.bisect_left(
-    range(most), records, lo=1, key=lambda n: of(n).records_before(n)
-  )
-  return of(updates)
+  records_in = lambda n: of(n).records_before(n)
+  return of(bisect.bisect_left(range(most), records, lo=1, key=records_in))
 
 
 def _ramp(first: int, last: int, updates: int) -> tuple:

@@ -77,10 +77,9 @@ def classification(
   rows = layers.get_shape_list(batch.input_ids)[0]
   nowhere = tf.zeros([rows, 0], tf.int32)  # but where the pooler reads
   model = encode(batch, config, is_training, dropout_seed, places=nowhere)
-  pooled, head = model.get_pooled_output(), tasks.LABELS
-  matmul, bias = _logits(
-    head, labels, pooled, config, is_training, dropout_seed
-  )
+  pooled = model.get_pooled_output()
+  settings = config, is_training, dropout_seed
+  matmul, bias = _logits(tasks.LABELS, labels, pooled, *settings)
   shape = layers.get_shape_list(batch.weights)
   logits = tf.cast(matmul, tf.float32) + bias
   targets = tf.reshape(batch.targets, [-1])
@@ -150,10 +149,9 @@ def tokens(
   [B, S], the most likely ones.
   """
   model = encode(batch, config, is_training, dropout_seed, with_pooler=False)
-  sequence, head = model.get_sequence_output(), tasks.TOKENS
-  matmul, bias = _logits(
-    head, labels, sequence, config, is_training, dropout_seed
-  )
+  sequence = model.get_sequence_output()
+  settings = config, is_training, dropout_seed
+  matmul, bias = _logits(tasks.TOKENS, labels, sequence, *settings)
   rows, length = layers.get_shape_list(batch.targets)
   targets = tf.reshape(batch.targets, [-1])
   both = kernels.cross_entropy(  # [2, B * S]: losses, and what is right

@@ -80,16 +80,15 @@ class PackedSource:
     longest = -(-max(int(lengths.max()), least) // 8) * 8
     self.tokens = min(config.max_seq_length, longest)
     limits = packing.Limits(self.tokens, 0, config.examples_per_record)
-    rows = packing.pack(
-      lengths.tolist(), [0] * len(examples), limits, np.random.default_rng(0)
-    )
+    nothing, rng = [0] * len(examples), np.random.default_rng(0)
+    rows = packing.pack(lengths.tolist(), nothing, limits, rng)
     self.slots = max(map(len, rows))
     self._fill(rows, lengths, target_dtype)
 
   def _fill(self, rows, lengths, target_dtype) -> None:
     shape, slots = (len(rows), self.tokens), (len(rows), self.slots)
     places = np.zeros([3, len(self.examples)], np.int64)
-    ids, mask, segments = (np.zeros(shape, np.int32) for _ in range(3))
+    ids, mask, segments = np.zeros([3, *shape], np.int32)
     weights = np.zeros(slots, np.float32)
     targets = np.zeros((*slots, len(self.examples[0].targets)), target_dtype)
     for r, members in enumerate(rows):
@@ -142,9 +141,8 @@ class PackedSource:
 
   def plan(self, config, ranks: int) -> training_plan.TrainingPlan:
     accumulation = config.num_accumulation_steps
-    batch = config.global_batch_size or (
-      config.train_batch_size * ranks * (accumulation or 1)
-    )
+    batch = config.train_batch_size * ranks * (accumulation or 1)
+    batch = config.global_batch_size or batch
     if batch > len(self.examples):
       raise UserError(
         f"{self._path}: its {len(self.examples)} examples are fewer than one "

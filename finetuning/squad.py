@@ -117,9 +117,8 @@ class SquadSource(packed.PackedSource):
     self._config, self._skips = config, part == "train"
     answered = part != "predict"
     self.questions = read_squad(path, config.version_2_with_negative, answered)
-    self._windows, answers = windows.encode_questions(
-      config.tokenizer(), self.questions, config
-    )
+    encode, tokenizer = windows.encode_questions, config.tokenizer()
+    self._windows, answers = encode(tokenizer, self.questions, config)
     self._lost = _not_found(path, self.questions, answers) if answered else []
     lost = set(self._lost)
     if self._skips:
@@ -209,6 +208,5 @@ def _question(entry: dict, context: str) -> windows.Question:
     for answer in entry.get("answers", ()):
       if answer["text"].strip():
         answers.append((answer["text"], answer["answer_start"]))
-  return windows.Question(
-    str(entry["id"]), entry["question"], context, tuple(answers)
-  )
+  name, text = str(entry["id"]), entry["question"]
+  return windows.Question(name, text, context, tuple(answers))

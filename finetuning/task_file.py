@@ -25,9 +25,8 @@ def model_folder(settings) -> str | None:
   folder, init = values.get("output_dir"), values.get("init_checkpoint")
   if not folder or checkpoint_files.has_begun(folder):
     return folder
-  return (
-    None if values.get("do_train") or not init else description.folder_of(init)
-  )
+  is_free = values.get("do_train") or not init
+  return None if is_free else description.folder_of(init)
 
 
 def check_length(max_seq_length: int, bert: BertConfig) -> None:

@@ -44,9 +44,7 @@ class AdamWeightDecayOptimizer(moments.MomentOptimizer):
     )
     with tf.control_dependencies(decayed):
       if hasattr(variable, "handle"):
-        return tf.raw_ops.ResourceApplyAdam(
-          var=variable.handle, m=m.handle, v=v.handle, **settings
-        )
-      return tf.raw_ops.ApplyAdam(
-        var=variable._ref(), m=m._ref(), v=v._ref(), **settings
-      ).op
+        places = dict(var=variable.handle, m=m.handle, v=v.handle)
+        return tf.raw_ops.ResourceApplyAdam(**places, **settings)
+      places = dict(var=variable._ref(), m=m._ref(), v=v._ref())
+      return tf.raw_ops.ApplyAdam(**places, **settings).op

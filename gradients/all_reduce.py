@@ -59,9 +59,8 @@ class AllReduce:
 
   def compute_gradients(self, local, gradients, sums) -> list:
     """[(gradient, variable), ...]: sums over `local` accumulation and ranks."""
-    over_ranks = self.comm.distributed_optimizer(
-      local, self._config.allreduce_groups, self._config.fp16_allreduce
-    )
+    options = self._config.allreduce_groups, self._config.fp16_allreduce
+    over_ranks = self.comm.distributed_optimizer(local, *options)
     return over_ranks.compute_gradients(gradients, sums)
 
   def half_squares(self, pairs) -> tf.Tensor:
@@ -79,9 +78,8 @@ class AllReduce:
 
     def apply(factor, *gradients):
       scaled = [gradient * factor for gradient in gradients]
-      applied = optimizer.apply_gradients(
-        zip(scaled, variables, strict=True), layout=self.layout
-      )
+      scaled = zip(scaled, variables, strict=True)
+      applied = optimizer.apply_gradients(scaled, layout=self.layout)
       with tf.control_dependencies([applied]):
         rows = [factor[None]]
         rows += [tf.reshape(ratio, [-1]) for ratio in optimizer.trust_ratios]

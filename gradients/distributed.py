@@ -225,9 +225,8 @@ class _HorovodComm(Comm):
     # Gloo's own takes more than twice as long as an all-reduce of the tensor.
     wire = tf.cast(tensor, tf.float16 if fp16 else tensor.dtype)
     parts = self._hvd.alltoall(wire, name=name, process_set=self._ranks)
-    by_rank = tf.reshape(
-      parts, [self.size, tensor.shape[0] // self.size, *tensor.shape[1:]]
-    )
+    rows = tensor.shape[0] // self.size
+    by_rank = tf.reshape(parts, [self.size, rows, *tensor.shape[1:]])
     return tf.reduce_sum(tf.cast(by_rank, tensor.dtype), axis=0)
 
   def allgather(self, tensor, name):

@@ -124,10 +124,8 @@ class MomentOptimizer(tf.train.Optimizer):
     updates = []
     for (gradient, variable), own_slots in zip(pairs, slots, strict=True):
       gradient = tf.convert_to_tensor(gradient)
-      decay = layout.decay(self.decay_rate, variable)
-      updates.append(
-        self._update(gradient, variable, own_slots, corrections, decay, layout)
-      )
+      options = corrections, layout.decay(self.decay_rate, variable), layout
+      updates.append(self._update(gradient, variable, own_slots, *options))
     counted = tf.no_op()
     if self.bias_correction:
       with tf.control_dependencies(updates):

@@ -131,9 +131,8 @@ class ZeRO(all_reduce.AllReduce):
     reduced = []
     for n, shard in enumerate(self._shards.values()):
       flat = shard.flat([of[v.name] for v in shard.variables])
-      part = self.comm.reducescatter(
-        flat, f"zero/gradients_{n}", self._config.fp16_allreduce
-      )
+      name, fp16 = f"zero/gradients_{n}", self._config.fp16_allreduce
+      part = self.comm.reducescatter(flat, name, fp16)
       reduced.append((part, shard.weights))
     return reduced
 

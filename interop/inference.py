@@ -175,9 +175,8 @@ def _head(
   elif name == "masked_lm":
     inputs = {**inputs, POSITIONS: positions}
     places = positions if model.places is None else None
-    logits = modeling.masked_lm_logits(
-      bert, sequence, model.get_embedding_table(), places, policy
-    )
+    words = model.get_embedding_table()
+    logits = modeling.masked_lm_logits(bert, sequence, words, places, policy)
     shape = tf.concat([tf.shape(positions), [bert.vocab_size]], 0)
     outputs = {"log_probs": tf.reshape(logits.log_probs(), shape)}
   elif name == tasks.QUESTIONS.signature:

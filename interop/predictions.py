@@ -286,9 +286,8 @@ class Predictor:
   def _of_words(self, sentences) -> tuple[list[str], np.ndarray]:
     """Labels and their probabilities, numbered as by `encode_words`."""
     stride = self._task.get("doc_stride", windows.WORD_STRIDE)
-    parts = windows.encode_words(
-      self._tokenizer, sentences, self._length, stride
-    )
+    limits = self._length, stride
+    parts = windows.encode_words(self._tokenizer, sentences, *limits)
     outputs = self._run(_TOKENS, parts)
     of_parts, of_words = [], []
     for part, arrays in zip(parts, outputs, strict=True):

@@ -115,9 +115,8 @@ class Guard:
   def _report(self) -> dict:
     """What is known of the first bad update, and of the weights now."""
     first, last, run = self._first, self._last, self._run
-    positions = first["samples_seen_before"] + np.arange(
-      run.task.plan.records_of(first["update"] - 1)
-    )
+    count = run.task.plan.records_of(first["update"] - 1)
+    positions = first["samples_seen_before"] + np.arange(count)
     numbers = run.task.state.order.records(positions)
     values = run.checkpointer.variables.values(run.session)
     return {

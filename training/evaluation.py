@@ -52,9 +52,8 @@ class Evaluator:
             "is chosen among those from here on"
           )
         # An old log keeps its evaluations before this step.
-        self._log = metrics.MetricsLog(
-          folder, metrics.EVAL_METRICS_FILE, kept, "eval"
-        )
+        name = metrics.EVAL_METRICS_FILE
+        self._log = metrics.MetricsLog(folder, name, kept, "eval")
       self._log.write({**results, metrics.EVALUATION_SET: self.records})
     say(
       self._comm,
@@ -88,11 +87,9 @@ class EvaluationBatches:
     most = int(self.comm.gather(np.array([mine])).max())
     self.batches.start(session, 0)
     for batch in range(most):
-      fetches = self.fetches if batch < mine else {}
+      fetches = [self.fetches if batch < mine else {}, self.vote.counts]
       try:
-        fetched, counts = session.run(
-          [fetches, self.vote.counts], self.vote.feed(signals)
-        )
+        fetched, counts = session.run(fetches, self.vote.feed(signals))
       except input_pipeline.READ_ERRORS as e:
         raise clear_error(e, self.source, self.batches.numbers(batch)) from e
       if batch:

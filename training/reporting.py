@@ -208,10 +208,9 @@ class Reporter:
     self._task, self._config, self._clock = run.task, run.config, clock
     self._is_root, self._first = run.comm.is_root, step + 1
     if self._is_root:
-      metrics.forget_evaluations(run.config.output_dir, step)
-      self._log = metrics.MetricsLog(
-        run.config.output_dir, metrics.METRICS_FILE, step, "train"
-      )
+      folder, name = run.config.output_dir, metrics.METRICS_FILE
+      metrics.forget_evaluations(folder, step)
+      self._log = metrics.MetricsLog(folder, name, step, "train")
       # Without the first update, which compiles.
       self._progress = Progress(
         "training", run.task.plan.updates, "updates", step + 1, seconds=10.0

@@ -81,9 +81,8 @@ class StopVote:
 
   def __init__(self, comm, name: str = "stop_vote"):
     self._comm = comm
-    self._own = tf.placeholder_with_default(
-      np.array(_NO_VOTES, np.float32), [len(_NO_VOTES)], f"own_{name}"
-    )
+    none = np.array(_NO_VOTES, np.float32)
+    self._own = tf.placeholder_with_default(none, none.shape, f"own_{name}")
     self.counts = comm.allreduce(self._own, name=name)
 
   def lap(self) -> tf.Tensor:

@@ -292,15 +292,13 @@ class Evaluations:
 
   def _lacks_first(self) -> bool:
     """Whether update `first` was not evaluated yet."""
-    run, step = self._run, self._first
+    run, step, lacks = self._run, self._first, False
     if not step:
       return run.config.evaluates_untrained
-    return run.comm.from_root(
-      run.comm.is_root
-      and not metrics.was_evaluated(
-        run.config.output_dir, step, run.evaluate.records
-      )
-    )
+    if run.comm.is_root:
+      folder, records = run.config.output_dir, run.evaluate.records
+      lacks = not metrics.was_evaluated(folder, step, records)
+    return run.comm.from_root(lacks)
 
   def make(self, step: int) -> Stop | None:
     """Evaluates, and keeps the best; returns why training ends, or None."""

@@ -214,9 +214,8 @@ def _plan_lines(job: train_loop.Job, config, comm) -> Iterator[str]:
 
 def _is_end(run: train_loop.Run, training: dict | None) -> bool:
   """Whether no stage follows."""
-  return (
-    not training or run.task.plan.stage.is_last or training["stopped_early"]
-  )
+  is_last = not training or run.task.plan.stage.is_last
+  return is_last or training["stopped_early"]
 
 
 def _train(run: train_loop.Run, owns_signals: bool) -> dict:
