@@ -95,8 +95,8 @@ def read_tasks(settings: Settings) -> dict[str, dict]:
       f"no task in --glue_dir={settings.glue_dir} or --tasks={settings.tasks}: "
       "give a folder with GLUE's, or a file with some, or both"
     )
-  for flags in tasks.values():
-    flags.setdefault("script", _SCRIPTS[0])
+  for name, flags in tasks.items():
+    tasks[name] = {"script": _SCRIPTS[0], **flags}
   return tasks
 
 
@@ -169,7 +169,8 @@ def run(task: dict, seed: int, ranks: int, folder: str, more: list) -> dict:
   """Fine-tunes and evaluates; {metric: percent}, the choosing one first."""
   own = {"do_train": True, "do_eval": True, "seed": seed, "output_dir": folder}
   flags = {**task}
-  command = next_steps.python(flags.pop("script"), **flags)
+  script = flags.pop("script")
+  command = next_steps.python(script, **flags)
   command += [*more, *next_steps.given(own)]
   os.makedirs(folder, exist_ok=True)
   end: collections.deque[str] = collections.deque(maxlen=5)

@@ -38,28 +38,16 @@ _RUNS = {
   ]
 }
 _TASK = {
-  "task?": (PRETRAINING, *FINETUNED),
-  "objective?": records.OBJECTIVES,
-  "segment_ids?": bool,
-  "do_lower_case?": bool,
+  "task?": (PRETRAINING, *FINETUNED), "objective?": records.OBJECTIVES,
+  "segment_ids?": bool, "do_lower_case?": bool, "max_seq_length?": int,
   "vocabulary?": {f"{flag}?": str for flag in tokenization.VOCABULARIES},
   "best_by?": {"keys": [str], "higher": bool},
   "columns?": {"text?": str, "text_pair?": (str, None), "label?": str},
-  "labels?": [str],
-  "metrics?": [str],
-  "label_names?": [str],
-  "tokens_field?": str,
-  "tags_field?": str,
-  "label_column?": (int, None),
-  "version_2_with_negative?": bool,
-  "null_score_diff_threshold?": float,
-  **dict.fromkeys(
-    [
-      "max_seq_length?", "doc_stride?", "max_query_length?", "n_best_size?",
-      "max_answer_length?", "word_column?",
-    ],
-    int,
-  ),
+  "labels?": [str], "metrics?": [str], "label_names?": [str],
+  "tokens_field?": str, "tags_field?": str, "word_column?": int,
+  "label_column?": (int, None), "doc_stride?": int, "max_query_length?": int,
+  "n_best_size?": int, "max_answer_length?": int,
+  "version_2_with_negative?": bool, "null_score_diff_threshold?": float,
 }  # fmt: skip
 # Keys of task.json about a run's files, which no other run need have.
 OF_FILES = ("vocabulary", "best_by", "exported_from")

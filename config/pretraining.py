@@ -589,9 +589,8 @@ class PretrainingConfig(RunConfig):
       steps = {**vars(self), "num_warmup_steps": warmup}
       divisor = plan.divisor * global_batch / plan.records_per_update
       for name in names:
-        flags.append(
-          f"--{name}={training_plan.rounded_up(steps[name] / divisor)}"
-        )
+        value = training_plan.rounded_up(steps[name] / divisor)
+        flags.append(f"--{name}={value}")
     return flags
 
   def matmuls(

@@ -35,22 +35,15 @@ from data import masking, record_shape
 # A stage ends by one of these; the first is a flag.
 _ENDS = {"num_train_steps": int, "num_train_tokens": int, "time_share": float}
 _FLAGS = {
-  "input_file": str,
-  "max_seq_length": int,
-  "max_predictions_per_seq": int,
-  "shuffle_block_records": int,
-  "train_batch_size": int,
-  "learning_rate": float,
-  "hidden_dropout_prob": float,
-  "attention_probs_dropout_prob": float,
+  "input_file": str, "max_seq_length": int, "max_predictions_per_seq": int,
+  "shuffle_block_records": int, "train_batch_size": int, "learning_rate": float,
+  "hidden_dropout_prob": float, "attention_probs_dropout_prob": float,
   "global_rope_theta": float,
-}
+}  # fmt: skip
 _MASKS = {
-  "masked_lm_prob": (str, float),
-  "do_whole_word_mask": bool,
-  "mask_replace_prob": float,
-  "random_replace_prob": float,
-}
+  "masked_lm_prob": (str, float), "do_whole_word_mask": bool,
+  "mask_replace_prob": float, "random_replace_prob": float,
+}  # fmt: skip
 _KINDS = {**_FLAGS, **_MASKS, "global_batch_size": (int, [int]), **_ENDS}
 
 

@@ -18,13 +18,9 @@ from common.errors import DataError
 from data import records, text_files
 
 _UNNAMED = "-"  # field and term of pairs that do not say theirs
-_FORM = {
-  "sentence_good": str,
-  "sentence_bad": str,
-  "UID?": str,
-  "field?": str,
-  "linguistics_term?": str,
-}
+_FORM = dict.fromkeys(
+  ("sentence_good", "sentence_bad", "UID?", "field?", "linguistics_term?"), str
+)
 _NORMAL_95 = 1.96  # standard errors on each side of a 95% interval
 
 
