@@ -107,14 +107,14 @@ def _can_grow(sizes: list, ends_by_time: bool) -> bool:
 
 def configs(base) -> list:
   """The `PretrainingConfig` of each stage, without its end."""
-  timed = ["time_share" in item for item in base.stages]
-  if any(timed) != all(timed) or all(timed) != bool(base.max_train_minutes):
+  by_time = bool(base.max_train_minutes)
+  if {"time_share" in item for item in base.stages} != {by_time}:
     raise UserError(
       "--stages: stages end by time_share, with --max_train_minutes, or by "
       "num_train_steps and num_train_tokens, without it: choose one of the two"
     )
   shares = math.fsum(item.get("time_share", 0.0) for item in base.stages)
-  if all(timed) and not math.isclose(shares, 1.0, abs_tol=1e-6):
+  if by_time and not math.isclose(shares, 1.0, abs_tol=1e-6):
     raise UserError(
       f"--stages: the time_share of all stages is {shares:g}, not 1"
     )

@@ -87,15 +87,14 @@ class Scorer:
     within_word: bool = True,
   ):
     """`UserError` if the model has no such head."""
-    signature = model.signature("masked_lm")
+    self._signature = model.signature("masked_lm")
     self._session, self._encoder = model.session, encoder
     self._within_word = within_word
     with model.session.graph.as_default() as graph:
-      tensor = lambda info: graph.get_tensor_by_name(info.name)
-      self._inputs = {n: tensor(i) for n, i in signature.inputs.items()}
       # Of all classes' numbers only these leave the graph.
       self._labels = tf.placeholder(tf.int32, [None, None])
-      log_probs = tensor(signature.outputs["log_probs"])
+      name = self._signature.outputs["log_probs"].name
+      log_probs = graph.get_tensor_by_name(name)
       self._found = tf.gather(log_probs, self._labels, batch_dims=2)
 
   def score(self, sentences: Sequence[np.ndarray], comm) -> np.ndarray:
@@ -141,5 +140,7 @@ class Scorer:
       "segment_ids": np.zeros_like(ids),
       inference.POSITIONS: places,
     }
-    feed = {tensor: arrays[name] for name, tensor in self._inputs.items()}
-    return self._session.run(self._found, {**feed, self._labels: labels})
+    feed = {self._labels: labels}
+    for name, info in self._signature.inputs.items():
+      feed[info.name] = arrays[name]
+    return self._session.run(self._found, feed)

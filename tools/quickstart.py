@@ -321,21 +321,20 @@ def screen(paths: Paths, ranks: int, sentences: list[str]) -> str:
     return f"  {label:<26}{before:>10}{after:>10}"
 
   longer = pretraining_command(paths, ranks, 2 * step)
-  return "\n".join(
-    [
-      "",
-      f"Held out: {last['examples']:,} examples of {documents:,} documents, "
-      f"before and after {step:,} updates",
-      f"  {'':<26}{'before':>10}{'after':>10}",
-      row("masked LM loss (nats)", "masked_lm_loss", ".3f")
-      + f"    unigram entropy {entropy:.3f}",
-      row("masked LM accuracy", "masked_lm_accuracy", ".1%"),
-      *sentences,
-      "",
-      f"curve       {paths.curve}",
-      *next_steps.lines({"continue training": longer}),
-    ]
-  )
+  lines = [
+    "",
+    f"Held out: {last['examples']:,} examples of {documents:,} documents, "
+    f"before and after {step:,} updates",
+    f"  {'':<26}{'before':>10}{'after':>10}",
+    row("masked LM loss (nats)", "masked_lm_loss", ".3f")
+    + f"    unigram entropy {entropy:.3f}",
+    row("masked LM accuracy", "masked_lm_accuracy", ".1%"),
+    *sentences,
+    "",
+    f"curve       {paths.curve}",
+    *next_steps.lines({"continue training": longer}),
+  ]
+  return "\n".join(lines)
 
 
 def main(settings: Settings) -> None:
