@@ -44,13 +44,6 @@ def read_bert(path: str) -> modeling.BertConfig:
     raise UserError(f"--bert_config_file: {e}{known}") from e
 
 
-def with_vocabulary(
-  bert: modeling.BertConfig, size: int
-) -> modeling.BertConfig:
-  """A preset for a vocabulary of this size."""
-  return modeling.BertConfig.from_dict({**bert.to_dict(), "vocab_size": size})
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
   """Settings of a run; fields are named like their flags."""

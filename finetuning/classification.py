@@ -42,11 +42,9 @@ class Glue(NamedTuple):
 
 _PAIR = "sentence1", "sentence2"
 _MNLI = Glue(
-  *_PAIR,
-  "gold_label",
-  ("contradiction", "entailment", "neutral"),
+  *_PAIR, "gold_label", ("contradiction", "entailment", "neutral"),
   evaluation="dev_matched",
-)
+)  # fmt: skip
 _F1, _ENTAILMENT = ("f1", "accuracy"), ("entailment", "not_entailment")
 _EQUAL = ("not_equivalent", "equivalent")
 _DUPLICATE = ("not_duplicate", "duplicate")

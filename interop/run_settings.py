@@ -10,8 +10,8 @@ from checkpoints.description import Description
 from common import settings
 from common.errors import UserError
 from common.files import file_sha256
-from config import pretraining, stages
-from config.pretraining import PretrainingConfig, is_preset
+from config import stages
+from config.pretraining import PretrainingConfig, is_preset, read_bert
 from data import records, tokenizer_files
 from finetuning import finetune, task_file
 from interop import model_source
@@ -170,11 +170,11 @@ def _bert(
     return bert, [f"{description.BERT_FLAG}={about.bert_file}, as found"]
   if not is_preset(name):
     return None, []
-  bert, rows = pretraining.read_bert(name), _vocabulary_size(kind, values)
+  bert, rows = read_bert(name), _vocabulary_size(kind, values)
   said_by = "its file"
   if rows:
     said_by = "the data's vocabulary"
-    bert = pretraining.with_vocabulary(bert, rows)
+    bert = BertConfig.from_dict({**bert.to_dict(), "vocab_size": rows})
   return bert, [
     f"{description.BERT_FLAG}={name}: vocabulary of {bert.vocab_size:,} from "
     f"{said_by}"

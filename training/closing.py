@@ -42,8 +42,10 @@ def finish(
       f"TensorBoard {folder}",
       *_profile_lines(run, training),
       _why_it_ended(run, training, step),
-      *_next_steps(run, training, step),
     ]
+    is_over = run.task.plan.stage.is_last or training["stopped_early"]
+    if step and is_over and not training["stopped"]:
+      lines += next_steps.lines(run.job.next_steps)
   tell(*lines)
 
 
@@ -82,10 +84,3 @@ def _why_it_ended(run, training: dict, step: int) -> str:
       "end of its learning rate's schedule: to train longer, start a new run"
     )
   return config.how_to_continue()
-
-
-def _next_steps(run, training: dict, step: int) -> Iterator[str]:
-  """Commands for the model, once there is one and no stage follows."""
-  is_over = run.task.plan.stage.is_last or training["stopped_early"]
-  if step and is_over and not training["stopped"]:
-    yield from next_steps.lines(run.job.next_steps)
