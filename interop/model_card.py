@@ -23,6 +23,19 @@ _CASES = {
   False: "cased text",
   None: "no file says whether of lower-cased text",
 }
+# Of a pipeline, and of what it gets if that is not '"..."'.
+_USE = """```python
+from transformers import pipeline
+
+model = pipeline("{}", model=".")  # this folder
+print(model({}))
+```
+
+To train it on with Perseus-BERT: `--init_checkpoint=THIS_FOLDER`."""
+_READS = {
+  "fill-mask": '"... [MASK] ..."',
+  "question-answering": 'question="...", context="..."',
+}
 _UNKNOWN = "Not known: no file beside the weights says it."
 _FLAGS = (
   "objective", "segment_ids", "initial_weights", "learning_rate",
@@ -81,7 +94,8 @@ def write(
     lines.append(f"Labels: {', '.join(map(_cell, task['labels']))}.")
   if licence == "unknown":
     lines += ["", "The licence is not stated: set `license` above."]
-  lines += ["", "## Use", "", *_use(pipeline)]
+  reads = _READS.get(pipeline, '"..."')
+  lines += ["", "## Use", "", _USE.format(pipeline, reads)]
   about = description.read(os.path.dirname(inputs[0]))
   run = about.start_of(checkpoint_files.step_of(inputs[0]))
   for title, rows in (
@@ -101,24 +115,6 @@ def write(
   files.write(path, card.encode(errors="backslashreplace"))
 
 
-def _use(pipeline: str) -> list[str]:
-  given = '"..."'
-  if pipeline == "fill-mask":
-    given = '"... [MASK] ..."'
-  elif pipeline == "question-answering":
-    given = 'question="...", context="..."'
-  return [
-    "```python",
-    "from transformers import pipeline",
-    "",
-    f'model = pipeline("{pipeline}", model=".")  # this folder',
-    f"print(model({given}))",
-    "```",
-    "",
-    "To train it on with Perseus-BERT: `--init_checkpoint=THIS_FOLDER`.",
-  ]
-
-
 def _data(about: Description, run: dict) -> Iterator[tuple]:
   found = about.manifest()
   if found:
@@ -131,9 +127,9 @@ def _data(about: Description, run: dict) -> Iterator[tuple]:
     for key in _SETTINGS:
       if not in_training.get(key):
         yield key, manifest.settings.get(key)
-  elif data := run.get("data"):
-    yield "examples", data.get("examples")
-    yield "records that hold them", data.get("records")
+  elif run.get("data"):
+    yield "examples", run["data"].get("examples")
+    yield "records that hold them", run["data"].get("records")
 
 
 def _training(inputs: Sequence[str], run: dict) -> Iterator[tuple]:
@@ -152,9 +148,8 @@ def _training(inputs: Sequence[str], run: dict) -> Iterator[tuple]:
     yield "update of these weights", steps[0]
   else:
     yield "mean of the weights of updates", ", ".join(map(str, steps))
-  yield "records_per_update", plan.get("records_per_update")
-  yield "warmup_updates", plan.get("warmup_updates")
-  yield "ranks", plan.get("ranks")
+  for key in ("records_per_update", "warmup_updates", "ranks"):
+    yield key, plan.get(key)
   given = {key: value for key, value in flags.items() if value is not None}
   used = flags.get("bert", {}) | given | flags.get("optimizer", {})
   for key in _FLAGS:
