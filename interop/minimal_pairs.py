@@ -140,7 +140,8 @@ def _counts(scores: np.ndarray) -> dict:
 
 def _means(counts: Sequence[Mapping]) -> dict:
   """Of paradigms: the mean, as BLiMP's authors report it, and that of pairs."""
-  accuracies, unigrams = [], []
+  accuracies: list[float] = []
+  unigrams: list = []
   totals: collections.Counter[str] = collections.Counter()
   for paradigm in counts:
     accuracies.append(paradigm["accuracy"])
