@@ -124,30 +124,60 @@ def _twice(places: np.ndarray, keys: np.ndarray) -> tuple:
 # What is measured -------------------------------------------------------------
 
 
-def _line_share(is_so: Callable[[str], bool]) -> Callable[[_Document], float]:
-  """The measure of the share of such lines."""
-  return lambda d: sum(map(is_so, d.lines)) / max(1, len(d.lines))
+def _number(document: _Document, part: str) -> int:
+  """How many lines or words there are."""
+  return len(getattr(document, part))
 
 
-def _repeated(items: Iterable[str]) -> list[str]:
-  """Those that an earlier one equals."""
-  seen: set[str] = set()
-  # `add` returns None.
-  return [item for item in items if item in seen or seen.add(item)]  # type: ignore[func-returns-value]
+def _mean_word_length(document: _Document) -> float:
+  return sum(map(len, document.words)) / max(1, len(document.words))
 
 
-def _repeated_share(items: Sequence[str]) -> float:
-  return len(_repeated(items)) / max(1, len(items))
+def _line_share(document: _Document, test: Callable, value: Any) -> float:
+  """The share of lines that pass test(line, value)."""
+  count = 0
+  for line in document.lines:
+    count += test(line, value)
+  return count / max(1, len(document.lines))
 
 
-def _repeated_characters(items: Sequence[str], document: _Document) -> float:
-  return sum(map(len, _repeated(items))) / max(1, len(document.text))
+def _sentences(document: _Document) -> int:
+  breaks = _SENTENCE_BREAK.findall(document.text)
+  return len(document.lines) + len(breaks)
 
 
-def _letter_share(words: Sequence[str]) -> float:
-  """The share of words with a letter."""
-  rest = itertools.filterfalse(str.isalpha, words)
-  without = sum(not _LETTER.search(word) for word in rest)
+def _signs_per_word(document: _Document, signs: Sequence[str]) -> float:
+  return sum(map(document.text.count, signs)) / max(1, len(document.words))
+
+
+def _short_lines(document: _Document, characters: int = 30) -> float:
+  return _line_share(document, _is_short, characters)
+
+
+def _is_short(line: str, characters: int) -> bool:
+  return len(line) <= characters
+
+
+def _lines_per_word(document: _Document) -> float:
+  return len(document.lines) / max(1, len(document.words))
+
+
+def _repeated(document: _Document, part: str) -> float:
+  """The share of lines or paragraphs that an earlier one equals."""
+  texts = getattr(document, part)
+  return (len(texts) - len(set(texts))) / max(1, len(texts))
+
+
+def _repeated_characters(document: _Document, part: str) -> float:
+  texts = getattr(document, part)
+  repeated = sum(map(len, texts)) - sum(map(len, set(texts)))
+  return repeated / max(1, len(document.text))
+
+
+def _words_with_letters(document: _Document) -> float:
+  words, without = document.words, 0
+  for word in itertools.filterfalse(str.isalpha, words):
+    without += not _LETTER.search(word)
   return 1 - without / len(words) if words else 0.0
 
 
@@ -155,9 +185,10 @@ def _stop_words(
   document: _Document, words: Sequence[str] = _GOPHERS_STOP_WORDS
 ) -> float:
   """How many of the words occur, in small letters, capitals or with one."""
-  found = set(document.words)
-  forms = [(word, word.capitalize(), word.upper()) for word in words]
-  return sum(not found.isdisjoint(form) for form in forms)
+  known, count = set(document.words), 0
+  for word in words:
+    count += not known.isdisjoint((word, word.capitalize(), word.upper()))
+  return count
 
 
 def _top_sequence(document: _Document, size: int) -> float:
@@ -188,14 +219,20 @@ def _repeated_sequences(document: _Document, size: int) -> float:
 
 def _listed_words(document: _Document, words: Sequence[str]) -> float:
   """How many of the words and phrases occur, without regard to case."""
-  found = f" {' '.join(_WORD.findall(document.lower))} "
-  return sum(f" {word} " in found for word in _listed(tuple(words)))
+  text, count = _spaced_words(document.lower), 0
+  for listed in _listed(tuple(words)):
+    count += listed in text
+  return count
 
 
 @functools.lru_cache(8)
 def _listed(words: tuple[str, ...]) -> frozenset[str]:
-  listed = (" ".join(_WORD.findall(word.lower())) for word in words)
-  return frozenset(filter(None, listed))
+  listed = {_spaced_words(word.lower()) for word in words}
+  return frozenset(listed - {_spaced_words("")})
+
+
+def _spaced_words(text: str) -> str:
+  return f" {' '.join(_WORD.findall(text))} "
 
 
 def _language(document: _Document, code: str) -> float:
@@ -222,67 +259,82 @@ def _language_model():
   )
 
 
-class _Measure(NamedTuple):
-  """A number of a document; keywords are options of the filter."""
-
-  of: Callable[..., float]
-  options: dict[str, Any] = {}  # names and types
-  # For one of lines: no line of a document has more than this.
-  most: Callable[[_Document], float] = lambda d: math.inf
+def _text_count(document: _Document, text: str) -> int:
+  return document.lower.count(text.lower())
 
 
+def _is_punctuated(line: str) -> bool:
+  return line.endswith(_TERMINAL) and not line.endswith(_ELLIPSIS)
+
+
+def _line_words(line: str) -> int:
+  return len(line.split())
+
+
+def _longest_word(line: str) -> int:
+  return max(map(len, line.split()))
+
+
+def _longest_of_document(document: _Document) -> int:
+  return max(map(len, document.words), default=0)
+
+
+def _policies(line: str) -> int:
+  return sum(map(line.lower().count, _POLICY))
+
+
+def _policies_of_document(document: _Document) -> int:
+  return sum(map(document.lower.count, _POLICY))
+
+
+class _Measure:
+  """A number of a document, or of a line."""
+
+  def __init__(
+    self,
+    function: Callable[..., float],
+    options: dict[str, Any] | None = None,
+    most: Callable[[_Document], float] | None = None,
+    **fixed,
+  ):
+    """`options` of the filter, with types, and `fixed` are its keywords."""
+    self.of = functools.partial(function, **fixed)
+    self.options = options or {}
+    self.most = most  # for one of lines: no line of a document has more
+
+
+_SEQUENCE_SIZE = {"size": range(2, 101)}
 _DOCUMENTS = {
-  "lines": _Measure(lambda d: len(d.lines)),
-  "words": _Measure(lambda d: len(d.words)),
-  "mean_word_length": _Measure(
-    lambda d: sum(map(len, d.words)) / max(1, len(d.words))
-  ),
-  "sentences": _Measure(
-    lambda d: len(d.lines) + len(_SENTENCE_BREAK.findall(d.text))
-  ),
-  "hashes_per_word": _Measure(
-    lambda d: d.text.count("#") / max(1, len(d.words))
-  ),
-  "ellipses_per_word": _Measure(
-    lambda d: sum(map(d.text.count, _ELLIPSIS)) / max(1, len(d.words))
-  ),
-  "bullet_lines": _Measure(_line_share(lambda s: s.startswith(_BULLETS))),
-  "ellipsis_lines": _Measure(_line_share(lambda s: s.endswith(_ELLIPSIS))),
-  "words_with_letters": _Measure(lambda d: _letter_share(d.words)),
+  "lines": _Measure(_number, part="lines"),
+  "words": _Measure(_number, part="words"),
+  "mean_word_length": _Measure(_mean_word_length),
+  "sentences": _Measure(_sentences),
+  "hashes_per_word": _Measure(_signs_per_word, signs="#"),
+  "ellipses_per_word": _Measure(_signs_per_word, signs=_ELLIPSIS),
+  "bullet_lines": _Measure(_line_share, test=str.startswith, value=_BULLETS),
+  "ellipsis_lines": _Measure(_line_share, test=str.endswith, value=_ELLIPSIS),
+  "words_with_letters": _Measure(_words_with_letters),
   "stop_words": _Measure(_stop_words, {"words?": [str]}),
-  "punctuated_lines": _Measure(_line_share(lambda s: s.endswith(_TERMINAL))),
-  "short_lines": _Measure(
-    lambda d, characters=30: _line_share(lambda s: len(s) <= characters)(d),
-    {"characters?": range(1, 1 << 20)},
-  ),
-  "lines_per_word": _Measure(lambda d: len(d.lines) / max(1, len(d.words))),
-  "repeated_lines": _Measure(lambda d: _repeated_share(d.lines)),
-  "repeated_line_characters": _Measure(
-    lambda d: _repeated_characters(d.lines, d)
-  ),
-  "repeated_paragraphs": _Measure(lambda d: _repeated_share(d.paragraphs)),
+  "punctuated_lines": _Measure(_line_share, test=str.endswith, value=_TERMINAL),
+  "short_lines": _Measure(_short_lines, {"characters?": range(1, 1 << 20)}),
+  "lines_per_word": _Measure(_lines_per_word),
+  "repeated_lines": _Measure(_repeated, part="lines"),
+  "repeated_line_characters": _Measure(_repeated_characters, part="lines"),
+  "repeated_paragraphs": _Measure(_repeated, part="paragraphs"),
   "repeated_paragraph_characters": _Measure(
-    lambda d: _repeated_characters(d.paragraphs, d)
+    _repeated_characters, part="paragraphs"
   ),
-  "top_sequence": _Measure(_top_sequence, {"size": range(2, 101)}),
-  "repeated_sequences": _Measure(_repeated_sequences, {"size": range(2, 101)}),
-  "text": _Measure(lambda d, text: d.lower.count(text.lower()), {"text": str}),
+  "top_sequence": _Measure(_top_sequence, _SEQUENCE_SIZE),
+  "repeated_sequences": _Measure(_repeated_sequences, _SEQUENCE_SIZE),
+  "text": _Measure(_text_count, {"text": str}),
   "listed_words": _Measure(_listed_words, {"words": [str]}),
   "language": _Measure(_language, {"code": str}),
 }
 _LINES = {
-  "line_punctuated": _Measure(
-    lambda line: line.endswith(_TERMINAL) and not line.endswith(_ELLIPSIS)
-  ),
-  "line_words": _Measure(lambda line: len(line.split())),
-  "line_longest_word": _Measure(
-    lambda line: max(map(len, line.split())),
-    most=lambda d: max(map(len, d.words), default=0),
-  ),
-  "line_policy": _Measure(
-    lambda line: sum(map(line.lower().count, _POLICY)),
-    most=lambda d: sum(map(d.lower.count, _POLICY)),
-  ),
+  "line_punctuated": _Measure(_is_punctuated),
+  "line_words": _Measure(_line_words),
+  "line_longest_word": _Measure(_longest_word, most=_longest_of_document),
+  "line_policy": _Measure(_policies, most=_policies_of_document),
 }
 
 
@@ -310,16 +362,16 @@ class _LineFilter(_Filter):
   """One that removes lines."""
 
   def apply(self, document: _Document, counts: "Counts") -> _Document | None:
-    if self.min == -math.inf and self.measure.most(document) <= self.max:
+    _, measure, _, low, high = self
+    if low == -math.inf and measure.most and measure.most(document) <= high:
       return document
-    low, of, high = self.min, self.measure.of, self.max
-    removed = [line for line in document.lines if not low <= of(line) <= high]
-    if not removed:
-      return document
-    for line in removed:
-      counts.add(self.label, line, lines=1)
-    gone = set(removed)
-    return _Document([line for line in document.all_lines if line not in gone])
+    left = []
+    for line in document.all_lines:
+      if not line or low <= measure.of(line) <= high:
+        left.append(line)
+      else:
+        counts.add(self.label, line, lines=1)
+    return document if len(left) == len(document.all_lines) else _Document(left)
 
 
 class _Citations:
@@ -352,41 +404,40 @@ def _filter(line: dict) -> _Filter | _Citations:
     return _Citations()
   measure = measures[name]
   json_files.expect(line, measure.options | {"min?": float, "max?": float})
-  known = {key.rstrip("?") for key in measure.options}
-  options = {key: line[key] for key in line.keys() & known}
-  unknown = line.keys() - {"filter", "min", "max"} - known
-  if unknown or not line.keys() & {"min", "max"}:
-    raise ValueError(
-      f"the filter {name} has min, max or both"
-      + "".join(f", {option}" for option in sorted(known))
-      + "".join(f", but no {key}" for key in sorted(unknown))
-    )
-  short = [str(line[key]) for key in sorted(options) if key != "words"]
-  bounds = line.get("min", -math.inf), line.get("max", math.inf)
+  options = dict(line)
+  del options["filter"]
+  has_bound = "min" in options or "max" in options
+  low, high = options.pop("min", -math.inf), options.pop("max", math.inf)
+  known = " ".join(measure.options).replace("?", "").split()
+  unknown = sorted(options.keys() - set(known))
+  if unknown or not has_bound:
+    said = ", ".join([f"the filter {name} has min, max or both", *known])
+    raise ValueError(", but no ".join([said, *unknown]))
+  label = name
+  for key in known:
+    if key != "words" and key in options:
+      label += f" {options[key]}"
   kind = _LineFilter if name in _LINES else _Filter
   # The label is a field of a table, too: without tabs and line ends.
-  label = " ".join(" ".join([name, *short]).split())
-  return kind(label, measure, options, *bounds)
+  return kind(" ".join(label.split()), measure, options, low, high)
 
 
 @functools.cache
 def _chain(source: str) -> list[_Filter | _Citations]:
-  return list(map(_filter, _settings(source)))
+  return [_filter(line) for line in _settings(source)]
 
 
 def _settings(source: str) -> list[dict]:
   return json_files.parse(source, {"filters": [dict]})["filters"]
 
 
-def _with_words(line: dict) -> dict:
-  """A filter with the words of its file, which decide what stays."""
-  if line.get("filter") != "listed_words" or "file" not in line:
-    return line
-  json_files.expect(line, {"file": str})
-  path = line["file"]
-  words = text_files.utf8_lines(input_files.read(path).splitlines(), path)
-  rest = {key: value for key, value in line.items() if key != "file"}
-  return rest | {"words": list(words)}
+def _add_words(line: dict) -> None:
+  """A filter gets the words of its file, which decide what stays."""
+  if line.get("filter") == "listed_words" and "file" in line:
+    json_files.expect(line, {"file": str})
+    path = line.pop("file")
+    words = text_files.utf8_lines(input_files.read(path).splitlines(), path)
+    line["words"] = list(words)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -413,7 +464,9 @@ class Filters:
       )
     content = input_files.read(path)
     try:
-      lines = list(map(_with_words, _settings(content.decode())))
+      lines = _settings(content.decode())
+      for line in lines:
+        _add_words(line)
       source = json.dumps({"filters": lines})
       # A trial shows what is missing for it before any text is read.
       for one in _chain(source):
@@ -504,26 +557,25 @@ def report_page(sections: Iterable[Section]) -> str:
   for title, heads, rows in sections:
     parts.append(f"<h2>{html.escape(title)}</h2>\n<table>")
     parts.append(_html_row("th", heads))
-    parts += [_html_row("td", row) for row in rows]
+    for row in rows:
+      parts.append(_html_row("td", row))
     parts.append("</table>")
   return _PAGE.format(sections="\n".join(parts))
 
 
 def _html_row(kind: str, cells: Row) -> str:
-  return "<tr>" + "".join(
-    f'<{kind} class="{_class_of(cell)}">{html.escape(cell)}</{kind}>'
-    for cell in cells
-  )
-
-
-def _class_of(cell: str) -> str:
-  return "number" if re.fullmatch("[0-9.,]+%?", cell) else "text"
+  row = "<tr>"
+  for cell in cells:
+    look = "number" if re.fullmatch("[0-9.,]+%?", cell) else "text"
+    row += f'<{kind} class="{look}">{html.escape(cell)}</{kind}>'
+  return row
 
 
 def section(counts: Counts, documents: int) -> Section:
   """The table of what each filter removed, of so many documents."""
-  rows: list[Row] = [
-    (
+  rows: list[Row] = []
+  for label, removed in counts.items():
+    row = (
       label,
       f"{removed.documents:,}",
       f"{removed.documents / max(1, documents):.2%}",
@@ -531,7 +583,6 @@ def section(counts: Counts, documents: int) -> Section:
       f"{removed.characters:,}",
       "\n".join(removed.examples),
     )
-    for label, removed in counts.items()
-  ]
+    rows.append(row)
   heads = "filter", "documents", "share", "lines", "characters", "examples"
   return "Filters", heads, rows
