@@ -14,11 +14,11 @@ workers.
 """
 
 import collections
-import contextlib
 import dataclasses
 import functools
 import hashlib
 import itertools
+import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -102,11 +102,19 @@ class _Chunk(NamedTuple):
     """Writes the files in `scratch`, to be delivered."""
     for kind, items in texts.items():
       with open(os.path.join(scratch, kind), "wb") as f:
-        f.writelines(item + _END for item in items)
+        f.write(_END.join([*items, b""]))
     for kind, array in arrays.items():
       np.save(os.path.join(scratch, kind), array)
     json_files.write(leases.unfinished(scratch, self.done_file), facts)
     os.makedirs(self.path, exist_ok=True)
+
+
+def _total(chunks: Iterable[_Chunk], fact: str) -> int:
+  """The sum of a number of all chunks."""
+  total = 0
+  for chunk in chunks:
+    total += chunk.facts()[fact]
+  return total
 
 
 def _removed(document: bytes, reason: str, other: bytes = b"") -> bytes:
@@ -138,43 +146,44 @@ class _ReadTask:
 
 def _read_pieces(task: _ReadTask, scratch: str) -> None:
   """Reads and filters the documents of some pieces."""
-  read = functools.partial(documents.read_documents, form=task.rules.form)
-  items = itertools.chain.from_iterable(map(read, task.pieces))
   count = 0
-  for count, batch in enumerate(_batches(items), 1):
-    chunk = task.chunk(count - 1)
+  for batch in _batches(task.pieces, task.rules.form):
+    chunk = task.chunk(count)
     if not os.path.exists(chunk.done_file):
       _filter_chunk(batch, task.rules, chunk, scratch)
+    count += 1
   facts = {"chunks": count}
   json_files.write(leases.unfinished(scratch, task.done_file), facts)
 
 
 def _groups(pieces: list[text_files.Piece]) -> list[list[text_files.Piece]]:
   """Consecutive pieces, about a usual piece's bytes together."""
-  parts = collections.Counter(piece.path for piece in pieces)
-  sizes = {path: stores.at(path).state()[0] / parts[path] for path in parts}
   groups: list[list[text_files.Piece]] = [[]]
   size = 0.0
-  for piece in pieces:
-    groups[-1].append(piece)
-    size += sizes[piece.path]
-    if size >= text_files.PIECE_BYTES:
-      groups.append([])
-      size = 0
-  return list(filter(None, groups))
+  for path, of_file in itertools.groupby(pieces, operator.attrgetter("path")):
+    parts = list(of_file)
+    part_size = stores.at(path).state()[0] / len(parts)
+    for piece in parts:
+      if size >= text_files.PIECE_BYTES:
+        groups.append([])
+        size = 0
+      groups[-1].append(piece)
+      size += part_size
+  return groups
 
 
 def _batches(
-  items: Iterable[documents.Document],
+  pieces: list[text_files.Piece], form: documents.DocumentFormat
 ) -> Iterator[list[documents.Document]]:
   batch: list[documents.Document] = []
   size = 0
-  for document in items:
-    batch.append(document)
-    size += sum(map(len, document.lines))
-    if size >= _CHUNK_CHARS:
-      yield batch
-      batch, size = [], 0
+  for piece in pieces:
+    for document in documents.read_documents(piece, form):
+      batch.append(document)
+      size += sum(map(len, document.lines))
+      if size >= _CHUNK_CHARS:
+        yield batch
+        batch, size = [], 0
   if batch:
     yield batch
 
@@ -196,9 +205,9 @@ def _filter_chunk(
       continue
     text = "\n".join(lines).encode()
     if rules.max_line_documents:
-      hashes = list(map(_line_hash, text.split(b"\n")))
-      line_hashes += hashes
-      line_documents += [len(ids)] * len(hashes)
+      for line in text.split(b"\n"):
+        line_hashes.append(_line_hash(line))
+        line_documents.append(len(ids))
     ids.append(name)
     texts.append(text)
   chunk.save(
@@ -251,38 +260,26 @@ def _find_recurring(task: _LinesTask, scratch: str) -> None:
     hashes, return_index=True, return_counts=True
   )
   recurs = counts > task.max_documents
-  np.savez(
-    leases.unfinished(scratch, task.done_file),
-    hashes=hashes[recurs],
-    firsts=owners[firsts[recurs]],
-  )
+  recurring = np.stack([hashes[recurs], owners[firsts[recurs]]])
+  np.save(leases.unfinished(scratch, task.done_file), recurring)
 
 
 @functools.lru_cache(1)
-def _recurring(files: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
-  """(sorted hashes of lines that recur, the document that keeps each)."""
-  parts = [np.load(path) for path in files]
-  hashes, firsts = (
-    np.concatenate([part[name] for part in parts])
-    for name in ("hashes", "firsts")
-  )
-  order = np.argsort(hashes)
-  return hashes[order], firsts[order]
+def _recurring(files: tuple[str, ...]) -> np.ndarray:
+  """Hashes of lines that recur, sorted, and the document that keeps each."""
+  lines = np.concatenate([np.load(path) for path in files], axis=1)
+  return lines[:, np.argsort(lines[0])]
 
 
-def _without_recurring(
-  texts: list[list[str]], task: "_SignTask"
-) -> list[list[str]]:
-  """Leaves a line that recurs to its first document."""
-  known, keepers = _recurring(task.recurring)
-  if not len(known):
-    return texts
+def _lines_that_stay(task: "_SignTask") -> np.ndarray:
+  """bool [lines of a chunk]: a line that recurs stays in its first document."""
   hashes = task.source.array("line_hashes")
   owners = task.source.array("line_documents") + np.uint64(task.first)
+  known, keepers = _recurring(task.recurring)
+  if not len(known):
+    return np.ones(len(hashes), bool)
   places = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
-  stays = (known[places] != hashes) | (keepers[places] == owners)
-  rest = iter(stays.tolist())
-  return [list(itertools.compress(lines, rest)) for lines in texts]
+  return (known[places] != hashes) | (keepers[places] == owners)
 
 
 # Sentences and signatures -----------------------------------------------------
@@ -303,36 +300,36 @@ class _SignTask:
 
 def _sign_chunk(task: _SignTask, scratch: str) -> None:
   """Splits documents into sentences, and writes what finds duplicates."""
-  rules = task.rules
-  unsplit = [text.decode().split("\n") for text in task.source.texts("text")]
-  lines_before = sum(map(len, unsplit))
-  if task.recurring:
-    unsplit = _without_recurring(unsplit, task)
-  lines_removed = lines_before - sum(map(len, unsplit))
-  texts = [
-    "\n".join(filter(None, prose.sentences(lines, rules.language))).encode()
-    for lines in unsplit
-  ]
-  reasons = ["" if text else _EMPTY for text in texts]
+  rules, source = task.rules, task.source
+  stays = _lines_that_stay(task) if task.recurring else np.ones(0, bool)
+  rest = iter(stays.tolist())
+  texts: list[bytes] = []
+  for text in source.texts("text"):
+    lines: Iterable[str] = text.decode().split("\n")
+    if task.recurring:
+      lines = list(itertools.compress(lines, rest))
+    sentences = filter(None, prose.sentences(lines, rules.language))
+    texts.append("\n".join(sentences).encode())
+  is_evaluated = np.zeros(len(texts), bool)
   if rules.evaluation_sets:
     ngrams = _ngrams_of(tuple(rules.evaluation_sets), rules.form)
-    for i in np.flatnonzero(near_duplicates.overlaps(texts, ngrams)):
-      reasons[i] = _EVALUATED
-  ids = task.source.texts("ids")
-  stays = [i for i, reason in enumerate(reasons) if not reason]
-  texts = [texts[i] for i in stays]
-  near_duplicates.write_signatures(texts, scratch)
+    is_evaluated = near_duplicates.overlaps(texts, ngrams)
+  ids, kept, keys, removed = [], [], [], []
+  for name, text, is_known in zip(
+    source.texts("ids"), texts, is_evaluated, strict=True
+  ):
+    if text and not is_known:
+      ids.append(name)
+      kept.append(text)
+      keys.append(_key(text))
+    else:
+      removed.append(_removed(name, _EVALUATED if is_known else _EMPTY))
+  near_duplicates.write_signatures(kept, scratch)
   task.signed.save(
     scratch,
-    {"documents": len(stays), "lines_removed": lines_removed},
-    {
-      "ids": [ids[i] for i in stays],
-      "text": texts,
-      "removed": [
-        _removed(ids[i], reason) for i, reason in enumerate(reasons) if reason
-      ],
-    },
-    {"keys": np.array(list(map(_key, texts)), np.uint64)},
+    {"documents": len(ids), "lines_removed": int(np.sum(~stays))},
+    {"ids": ids, "text": kept, "removed": removed},
+    {"keys": np.array(keys, np.uint64)},
   )
 
 
@@ -346,11 +343,10 @@ def _ngrams_of(
   paths: tuple[str, ...], form: documents.DocumentFormat
 ) -> np.ndarray:
   """What `near_duplicates.overlaps` looks for, of all documents of files."""
-  texts = [
-    "\n".join(document.lines).encode()
-    for piece in documents.split_into_pieces(paths, form)
-    for document in documents.read_documents(piece, form)
-  ]
+  texts = []
+  for piece in documents.split_into_pieces(paths, form):
+    for document in documents.read_documents(piece, form):
+      texts.append("\n".join(document.lines).encode())
   size = near_duplicates.EVALUATION_WORDS
   return np.unique(near_duplicates.ngram_hashes(texts, size).values)
 
@@ -383,14 +379,15 @@ class _Corpus:
 
   def __init__(self, chunks: list[_Chunk], pairs: Sequence[str], rules: Rules):
     self._chunks, self._rules = chunks, rules
-    own_keys = np.concatenate(
-      [np.zeros(0, np.uint64), *(chunk.array("keys") for chunk in chunks)]
-    )
-    edges = [np.load(path) for path in pairs]
+    # NumPy does not concatenate an empty list.
+    keys, edges = [np.zeros(0, np.uint64)], [np.zeros((0, 2), np.int64)]
+    for chunk in chunks:
+      keys.append(chunk.array("keys"))
+    for path in pairs:
+      edges.append(np.load(path))
+    own_keys = np.concatenate(keys)
     # The first document of each one's cluster.
-    self.firsts = near_duplicates.clusters(
-      len(own_keys), np.concatenate([np.zeros((0, 2), np.int64), *edges])
-    )
+    self.firsts = near_duplicates.clusters(len(own_keys), np.concatenate(edges))
     self.is_first = self.firsts == np.arange(len(own_keys))
     self._stays = self.is_first | rules.keep_duplicates
     # All of a cluster go to the same side.
@@ -400,8 +397,8 @@ class _Corpus:
     self.is_cut = self.documents < MIN_DOCUMENTS
     ranked = np.unique(self._keys[self._stays])
     if self.is_cut:
-      keys = [key for key, _ in self.texts()]
-      ranked = np.unique(np.array(keys, np.uint64))
+      keys_of_pieces = [key for key, _ in self.texts()]
+      ranked = np.unique(np.array(keys_of_pieces, np.uint64))
     if len(ranked) < 4:
       raise errors.DataError(
         f"{counted(len(ranked), 'different document')}: too few to train on "
@@ -430,11 +427,13 @@ class _Corpus:
       return
     again = ~self.is_first
     wanted = set(self.firsts[again].tolist())
-    ids = {n: name for n, name in enumerate(self._ids()) if n in wanted}
+    firsts = {}
     for number, name in enumerate(self._ids()):
-      if again[number]:
+      if number in wanted:  # it comes before its duplicates
+        firsts[number] = name
+      elif again[number]:
         reason = _EQUAL if self.is_equal[number] else _SIMILAR
-        yield _removed(name, reason, ids[int(self.firsts[number])])
+        yield _removed(name, reason, firsts[int(self.firsts[number])])
 
   def _ids(self) -> Iterator[bytes]:
     for chunk in self._chunks:
@@ -469,15 +468,12 @@ class Summary(NamedTuple):
 
   def sections(self) -> list[filters.Section]:
     """Tables of the report."""
-    sides = [
-      (name, f"{documents:,}", f"{sentences:,}")
-      for name, (documents, sentences) in self.sides.items()
-    ]
-    share = lambda number: f"{number / max(1, self.read):.2%}"
-    removed = [
-      (reason, f"{number:,}", share(number))
-      for reason, number in self.removed.items()
-    ]
+    sides, removed = [], []
+    for name, (texts, sentences) in self.sides.items():
+      sides.append((name, f"{texts:,}", f"{sentences:,}"))
+    for reason, number in self.removed.items():
+      share = f"{number / max(1, self.read):.2%}"
+      removed.append((reason, f"{number:,}", share))
     return [
       ("Input", ("documents",), [(f"{self.read:,}",)]),
       ("Corpus", ("file", "documents", "sentences"), sides),
@@ -494,12 +490,14 @@ class _Cleaning:
 
   def read(self, pieces: list[text_files.Piece]) -> list[_Chunk]:
     folder = self.work.folder("read")
-    tasks = [
-      _ReadTask(group, folder, number, self.rules)
-      for number, group in enumerate(_groups(pieces))
-    ]
+    tasks: list[_ReadTask] = []
+    for group in _groups(pieces):
+      tasks.append(_ReadTask(group, folder, len(tasks), self.rules))
     self._run(_read_pieces, tasks, "reading")
-    return [chunk for task in tasks for chunk in task.chunks()]
+    chunks: list[_Chunk] = []
+    for task in tasks:
+      chunks += task.chunks()
+    return chunks
 
   def sign(self, sources: list[_Chunk]) -> list[_Chunk]:
     recurring = self._recurring_lines(sources)
@@ -516,45 +514,35 @@ class _Cleaning:
     most = self.rules.max_line_documents
     if most is None:
       return ()
-    lines = sum(source.facts()["lines"] for source in sources)
-    parts = 1 + lines // _PART_HASHES
-    folder = self.work.folder("lines")
-    tasks = [
-      _LinesTask(sources, f"{folder}/lines-{part:04d}.npz", part, parts, most)
-      for part in range(parts)
-    ]
-    self._run(_find_recurring, tasks, "lines that recur")
-    return tuple(task.done_file for task in tasks)
+    parts = 1 + _total(sources, "lines") // _PART_HASHES
+    folder, tasks = self.work.folder("lines"), []
+    for part in range(parts):
+      path = f"{folder}/lines-{part:04d}.npy"
+      tasks.append(_LinesTask(sources, path, part, parts, most))
+    return tuple(self._run(_find_recurring, tasks, "lines that recur"))
 
   def find_pairs(self, signed: list[_Chunk]) -> list[str]:
     """The files of the pairs."""
-    folder = self.work.folder("pairs")
-    number = sum(chunk.facts()["documents"] for chunk in signed)
-    parts = 1 + number // _PART_HASHES
-    paths = [chunk.path for chunk in signed]
-    tasks = [
-      _PairsTask(
-        paths,
-        f"{folder}/pairs-{band:02d}-{part:04d}.npy",
-        band,
-        part,
-        parts,
-        self.rules.similarity,
-      )
-      for band in range(near_duplicates.BANDS)
-      for part in range(parts)
-    ]
-    self._run(_find_pairs, tasks, "near-duplicates")
-    return [task.done_file for task in tasks]
+    parts = 1 + _total(signed, "documents") // _PART_HASHES
+    folder, tasks = self.work.folder("pairs"), []
+    chunks, similarity = [chunk.path for chunk in signed], self.rules.similarity
+    for band in range(near_duplicates.BANDS):
+      for part in range(parts):
+        path = f"{folder}/pairs-{band:02d}-{part:04d}.npy"
+        tasks.append(_PairsTask(chunks, path, band, part, parts, similarity))
+    return self._run(_find_pairs, tasks, "near-duplicates")
 
   def _run(
     self, function: Callable, tasks: Sequence[leases.Task], title: str
-  ) -> None:
-    phase = self.work.phase(function, tasks)
+  ) -> list[str]:
+    """Waits for all tasks; returns their files."""
+    phase, paths = self.work.phase(function, tasks), []
     with Progress(title, len(tasks), "pieces") as bar:
-      for number, task in enumerate(tasks, 1):
+      for task in tasks:
         phase.wait(task.done_file)
-        bar.at(number)
+        paths.append(task.done_file)
+        bar.at(len(paths))
+    return paths
 
 
 def clean(
@@ -591,29 +579,28 @@ def _write(
 ) -> Summary:
   """Writes the corpus and the list of removed documents."""
   corpus = _Corpus(signed, pairs, rules)
-  sides = {name: [0, 0] for name in (TRAIN, HELDOUT)}
-  with contextlib.ExitStack() as opened:
-    files = {
-      name: opened.enter_context(open(os.path.join(folder, name), "wb"))
-      for name in sides
-    }
+  sides = {TRAIN: [0, 0], HELDOUT: [0, 0]}
+  with (
+    open(os.path.join(folder, TRAIN), "wb") as train,
+    open(os.path.join(folder, HELDOUT), "wb") as heldout,
+  ):
     for key, text in corpus.texts():
-      name = HELDOUT if key < corpus.limit else TRAIN
-      files[name].write(text + b"\n\n")
-      sides[name][0] += 1
-      sides[name][1] += text.count(b"\n") + 1
+      is_heldout = key < corpus.limit
+      (heldout if is_heldout else train).write(text + b"\n\n")
+      counts = sides[HELDOUT if is_heldout else TRAIN]
+      counts[0] += 1
+      counts[1] += text.count(b"\n") + 1
   removed: collections.Counter[str] = collections.Counter()
   with open(os.path.join(folder, REMOVED), "wb") as f:
-    lists = (chunk.texts("removed") for chunk in (*sources, *signed))
+    lists = [chunk.texts("removed") for chunk in (*sources, *signed)]
     for line in itertools.chain(*lists, corpus.duplicates()):
       removed[line.split(b"\t")[1].decode()] += 1
       f.write(line + b"\n")
-  facts = [chunk.facts() for chunk in sources]
   return Summary(
-    read=sum(fact["read"] for fact in facts),
+    read=_total(sources, "read"),
     sides=sides,
     cut=corpus.documents if corpus.is_cut else 0,
     removed=dict(removed.most_common()),
-    lines_removed=sum(chunk.facts()["lines_removed"] for chunk in signed),
-    filtered=filters.total(fact["filters"] for fact in facts).to_json(),
+    lines_removed=_total(signed, "lines_removed"),
+    filtered=filters.total([c.facts()["filters"] for c in sources]).to_json(),
   )
