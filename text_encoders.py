@@ -110,7 +110,7 @@ class TokenSpans(NamedTuple):
     depth = np.zeros(count + 1, np.int32)  # its sums: tokens over a character
     np.add.at(depth, self.starts, 1)
     np.add.at(depth, self.ends, -1)
-    is_space = np.array([char.isspace() for char in text], bool)
+    is_space = np.array(list(map(str.isspace, text)), bool)
     is_dropped = (np.cumsum(depth)[:count] == 0) & ~is_space
     positions = np.arange(count + 1)
     # Begin and end of the dropped characters around each position.
@@ -198,27 +198,29 @@ class Encoder:
 
     No text ever gets a repeated token's first id, as in google/bert.
     """
-    ids = {token: index for index, token in enumerate(tokens)}
+    self.special = special
+    self.tokens, self.vocab_size, self.texts = tokens, len(tokens), []
+    ids, continues, letters = {}, [], []
+    for number, (token, text) in enumerate(zip(tokens, texts, strict=True)):
+      ids[token] = number
+      self.texts.append(text or f"[{number}]")
+      continues.append(text.startswith(self.mark) != self.marks_spaces)
+      letters.append(spelt_letters(text.replace(self.mark, "")))
     names = dict.fromkeys(special.values())
-    missing = [token for token in names if token not in ids]
+    missing = ", ".join([token for token in names if token not in ids])
     if missing:
       raise DataError(
-        f"{self.file}: the vocabulary lacks {', '.join(missing)}; {self.remedy}"
+        f"{self.file}: the vocabulary lacks {missing}; {self.remedy}"
       )
     special_ids = [ids[token] for token in special.values()]
     self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (
       special_ids
     )
-    self.special = special
-    self.tokens, self.vocab_size = tokens, len(tokens)
-    self.texts = [text or f"[{number}]" for number, text in enumerate(texts)]
     # bool [vocab_size]: which tokens continue the previous token's word.
-    marked = np.array([text.startswith(self.mark) for text in texts])
-    self.is_continuation = marked != self.marks_spaces
+    self.is_continuation = np.array(continues)
     self.is_continuation[special_ids] = False
     # int [vocab_size]: the letters that each token spells.
-    spelt = [spelt_letters(text.replace(self.mark, "")) for text in texts]
-    self.letters = np.array(spelt)
+    self.letters = np.array(letters)
     self.letters[special_ids] = 0
     return ids
 
@@ -251,10 +253,13 @@ def _check_model(model) -> None:
   (https://github.com/s-yata/darts-clone) and strings that end with a NUL, to
   whose beginnings the leaves point.
   """
-  if any("\0" in p.piece or not math.isfinite(p.score) for p in model.pieces):
-    raise ValueError("a piece has a NUL or no finite score")
-  if len({piece.piece for piece in model.pieces}) < len(model.pieces):
-    raise ValueError("a piece is in it twice")  # the library knows the first
+  pieces = set()
+  for piece in model.pieces:
+    if "\0" in piece.piece or not math.isfinite(piece.score):
+      raise ValueError("a piece has a NUL or no finite score")
+    if piece.piece in pieces:  # the library knows the first
+      raise ValueError("a piece is in it twice")
+    pieces.add(piece.piece)
   for spec in (model.normalizer_spec, model.denormalizer_spec):
     table = spec.precompiled_charsmap
     if not table:
@@ -324,37 +329,38 @@ class SentencePieceEncoder(Encoder):
     line = without_surrogates(line)
     return line.lower() if self.do_lower_case else line
 
+  def _is_space(self, token: int) -> bool:
+    return not self.tokens[token].strip(SENTENCEPIECE_SPACE)
+
   def encode_words(self, lines: Sequence[str]) -> list[WordTokens]:
     words = []
     for line, ids in zip(lines, self.encode_batch(lines), strict=True):
       continues = self.is_continuation[ids]
       if has_chinese(line):
-        (pieces,) = self._model.encode([self._clean(line)], out_type=str)
-        text = "".join(pieces).replace(SENTENCEPIECE_SPACE, " ")
-        lengths = np.array(list(map(len, pieces)))
-        continues = inside_chinese_words(text, np.cumsum(lengths) - lengths)
+        text, starts = "", []
+        for piece in self._model.encode(self._clean(line), out_type=str):
+          starts.append(len(text))
+          text += piece.replace(SENTENCEPIECE_SPACE, " ")
+        continues = inside_chinese_words(text, starts)
       words.append(WordTokens(ids, continues))
     return words
 
   def encode_with_spans(self, text: str) -> TokenSpans:
-    places = list(range(len(text)))
-    if self.do_lower_case:
-      places = np.repeat(places, [len(char.lower()) for char in text]).tolist()
+    places: list[int] = []  # in the text, of the encoded line's characters
+    for place, char in enumerate(text):
+      places += [place] * len(char.lower() if self.do_lower_case else char)
     places.append(len(text))
-
-    def is_space(token: int) -> bool:
-      return not self.tokens[token].strip(SENTENCEPIECE_SPACE)
-
     shown = set()  # characters that tokens show
     for char in set(text):
-      if not all(is_space(token) for token, _, _ in self._pieces(char)):
-        shown.add(char)
+      for token, _, _ in self._pieces(char):
+        if not self._is_space(token):
+          shown.add(char)
     spans = []
     for token, begin, end in self._pieces(text):
       # A piece may begin with the space before its word. If a character gives
       # several pieces (an ellipsis gives three), only the last has it.
       inside = []
-      if not is_space(token):
+      if not self._is_space(token):
         for place in places[begin : max(end, begin + 1)]:
           if place < len(text) and text[place] in shown:
             inside.append(place)
@@ -522,7 +528,7 @@ class HuggingFaceEncoder(Encoder):
     is_metaspace = self.marks_spaces and self.mark == SENTENCEPIECE_SPACE
     first = "\ue000" if is_metaspace else "\n"
     (encoding,) = self._encode([first + text])
-    ends = np.array([end for _, end in encoding.offsets], int)
+    _, ends = np.array(encoding.offsets, int).reshape(-1, 2).T
     return np.array(encoding.ids, np.int32)[ends > 1]
 
   def encode_words(self, lines: Sequence[str]) -> list[WordTokens]:

@@ -347,11 +347,12 @@ class WordPieceEncoder(Encoder):
 
   def encode_with_spans(self, text: str) -> TokenSpans:
     words = self.split_words(text)
-    lengths = {}  # character -> number of characters that it becomes in words
+    shown = {}  # what a character becomes in words
     for char in set(text):
-      lengths[char] = len("".join(self.split_words(char)))
-    # Position in the text of each of the words' characters.
-    places = np.repeat(np.arange(len(text)), [lengths[char] for char in text])
+      shown[char] = "".join(self.split_words(char))
+    places: list[int] = []  # in the text, of the words' characters
+    for place, char in enumerate(text):
+      places += [place] * len(shown[char])
     if len(places) != sum(map(len, words)):
       return self._spans_of_words(text)
     spans, begin = [], 0
