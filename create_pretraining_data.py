@@ -57,15 +57,15 @@ def report(summary: creation.Summary) -> str:
   if not manifest.settings["prose"] and tokens > 80:
     note = f"{tokens:.0f} tokens a sentence: if a line is a paragraph, give "
     rows["note"] = f"{note}--prose=en (or your language)"
-  return "\n".join(f"{name:<16} {value}" for name, value in rows.items())
+  return "\n".join([f"{name:<16} {value}" for name, value in rows.items()])
 
 
 def main(settings: creation.Settings) -> None:
   """Makes records and prints their table."""
 
-  def make(worker: work_dir.Worker) -> str | None:
+  def make(worker: work_dir.Worker) -> list[str] | None:
     summary = creation.create(settings, worker)
-    return report(summary) if summary else None
+    return [report(summary)] if summary else None
 
   launchers.run_worker(settings.workers, make, settings.manifest_path)
 

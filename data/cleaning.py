@@ -147,7 +147,8 @@ class _ReadTask:
 def _read_pieces(task: _ReadTask, scratch: str) -> None:
   """Reads and filters the documents of some pieces."""
   count = 0
-  for batch in _batches(task.pieces, task.rules.form):
+  items = _documents(task.pieces, task.rules.form)
+  for batch in text_files.gathered(items, _characters, _CHUNK_CHARS):
     chunk = task.chunk(count)
     if not os.path.exists(chunk.done_file):
       _filter_chunk(batch, task.rules, chunk, scratch)
@@ -172,20 +173,15 @@ def _groups(pieces: list[text_files.Piece]) -> list[list[text_files.Piece]]:
   return groups
 
 
-def _batches(
-  pieces: list[text_files.Piece], form: documents.DocumentFormat
-) -> Iterator[list[documents.Document]]:
-  batch: list[documents.Document] = []
-  size = 0
+def _documents(
+  pieces: Iterable[text_files.Piece], form: documents.DocumentFormat
+) -> Iterator[documents.Document]:
   for piece in pieces:
-    for document in documents.read_documents(piece, form):
-      batch.append(document)
-      size += sum(map(len, document.lines))
-      if size >= _CHUNK_CHARS:
-        yield batch
-        batch, size = [], 0
-  if batch:
-    yield batch
+    yield from documents.read_documents(piece, form)
+
+
+def _characters(document: documents.Document) -> int:
+  return sum(map(len, document.lines))
 
 
 def _filter_chunk(
@@ -344,9 +340,8 @@ def _ngrams_of(
 ) -> np.ndarray:
   """What `near_duplicates.overlaps` looks for, of all documents of files."""
   texts = []
-  for piece in documents.split_into_pieces(paths, form):
-    for document in documents.read_documents(piece, form):
-      texts.append("\n".join(document.lines).encode())
+  for document in _documents(documents.split_into_pieces(paths, form), form):
+    texts.append("\n".join(document.lines).encode())
   size = near_duplicates.EVALUATION_WORDS
   return np.unique(near_duplicates.ngram_hashes(texts, size).values)
 

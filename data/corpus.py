@@ -8,9 +8,9 @@ number of workers, and memory holds a chunk.
 import dataclasses
 import functools
 import itertools
+import operator
 import os
 import zipfile
-from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -86,7 +86,8 @@ def tokenize_piece(task: PieceTask, scratch: str) -> None:
   worker made stay.
   """
   batches = text_files.read_batches(task.piece, task.text)
-  for number, chunk in enumerate(_chunks(batches)):
+  chunks = text_files.gathered(batches, _text_bytes, CHUNK_BYTES)
+  for number, chunk in enumerate(chunks):
     path = task.chunk_file(number)
     if not os.path.exists(path):
       aside = os.path.join(scratch, "chunk")
@@ -95,16 +96,7 @@ def tokenize_piece(task: PieceTask, scratch: str) -> None:
   open(leases.unfinished(scratch, task.done_file), "wb").close()
 
 
-def _chunks(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
-  chunk, size = [], 0
-  for batch in batches:
-    chunk.append(batch)
-    size += batch.bytes
-    if size >= CHUNK_BYTES:
-      yield chunk
-      chunk, size = [], 0
-  if size:
-    yield chunk
+_text_bytes = operator.attrgetter("bytes")
 
 
 def _tokenize_chunk(chunk: list[Batch], task: PieceTask, path: str) -> None:

