@@ -6,6 +6,7 @@ their share may follow the time, which no two runs have alike.
 Any other source has its `len`, `columns`, `batch`, `weights` and `explain`.
 """
 
+import collections
 import dataclasses
 import hashlib
 import os
@@ -225,13 +226,18 @@ class Source:
 
   def special_ids(self) -> list[int]:
     """[CLS] and [SEP]: what the first records all begin and end with."""
-    firsts, lasts = set(), set()
+    firsts: set[int] = set()
+    lasts: set[int] = set()
     for number in range(min(10, len(self.set))):
       record = tf_example.decode_example(self.set.read(number))
-      tokens = np.array(record["input_ids"])[np.array(record["input_mask"]) > 0]
-      firsts |= {int(token) for token in tokens[:1]}
-      lasts |= {int(token) for token in tokens[-1:]}
-    return [token for ids in (firsts, lasts) if len(ids) == 1 for token in ids]
+      tokens = record["input_ids"][record["input_mask"] > 0].tolist()
+      firsts.update(tokens[:1])
+      lasts.update(tokens[-1:])
+    special: list[int] = []
+    for ids in (firsts, lasts):
+      if len(ids) == 1:
+        special += ids
+    return special
 
   def read(self, numbers: np.ndarray) -> np.ndarray:
     try:
@@ -271,14 +277,15 @@ def open_records(files: str, config, comm, training: bool = True) -> Source:
 
 def unused_rows(vocab_size: int, manifests: dict) -> list[str]:
   """A line if the model has rows for more tokens than its records."""
-  tokenizers = [manifest.tokenizer for _, manifest in manifests.values()]
-  largest = max(tokenizers, key=lambda t: t.vocab_size, default=None)
-  if largest is None or largest.vocab_size >= vocab_size:
+  file, tokens = "", 0
+  for _, manifest in manifests.values():
+    if manifest.tokenizer.vocab_size > tokens:
+      file, tokens = manifest.tokenizer.file, manifest.tokenizer.vocab_size
+  if not tokens or tokens >= vocab_size:
     return []
-  tokens = largest.vocab_size
   return [
     f"the BERT config has vocab_size={vocab_size:,}, but the records' "
-    f"vocabulary {largest.file} has {tokens:,} tokens: "
+    f"vocabulary {file} has {tokens:,} tokens: "
     f"{vocab_size - tokens:,} rows would never be used. A new run can have "
     f"vocab_size={tokens}, as --bert_config_file=tiny, mini, base or large has"
   ]
@@ -295,29 +302,27 @@ def _parse(
   `serialized` is string [n], `keys` int64 [n] of `masking.record_keys`, `probs`
   float64 [n], the share of each record's tokens to choose.
   """
-  features = shape.features()
-  types = {
-    name: tf.FixedLenFeature([size], tf.float32 if bound is None else tf.int64)
-    for name, (size, bound) in features.items()
-  }
+  features, types = shape.features(), {}
+  for name, (size, bound) in features.items():
+    kind = tf.float32 if bound is None else tf.int64
+    types[name] = tf.FixedLenFeature([size], kind)
   parsed = tf.parse_example(serialized, types)
-  right = [_places_are_right(parsed)]
+  checks = [tf.debugging.assert_equal(_places_are_right(parsed), True)]
   for name, (_, bound) in features.items():
     values = parsed[name]
     if bound is None:
       # A weight is 0 or 1 in its bits: TensorFlow takes denormals for 0.
       bits = tf.bitcast(values, tf.int32)
-      right.append(tf.equal(bits, 0) | tf.equal(bits, _BITS_OF_ONE))
+      is_right = tf.equal(bits, 0) | tf.equal(bits, _BITS_OF_ONE)
     else:
-      right.append((values >= 0) & (values < bound))
-  checks = [tf.debugging.assert_equal(found, True) for found in right]
+      is_right = (values >= 0) & (values < bound)
+    checks.append(tf.debugging.assert_equal(is_right, True))
   with tf.control_dependencies(checks):
-    parsed = {
-      name: tf.cast(value, tf.int32)
-      if value.dtype == tf.int64
-      else tf.identity(value)
-      for name, value in parsed.items()
-    }
+    for name, values in parsed.items():
+      is_integer = values.dtype == tf.int64
+      parsed[name] = (
+        tf.cast(values, tf.int32) if is_integer else tf.identity(values)
+      )
   if shape.masks:
     parsed = _masked(parsed, keys, probs, shape)
   if not shape.segments:
@@ -406,7 +411,7 @@ class UpdateRows:
   def __init__(self, plan, order: record_order.Order, comm, share=None):
     """`share`: see `training_batches`."""
     self._plan, self._order, self._comm = plan, order, comm
-    self._share = share or (lambda: 0.0)
+    self._share = share
 
   def of(self, first: int, updates: int = 1) -> Rows:
     """Those of `updates` from update `first` on."""
@@ -428,7 +433,8 @@ class UpdateRows:
     in_stream = np.concatenate(positions)
     updates_of_micro = np.concatenate(update)
     updates_of_rows = first + np.repeat(updates_of_micro, plan.micro_batch)
-    progress = np.clip(plan.progress(updates_of_rows), self._share(), 1.0)
+    share = self._share() if self._share else 0.0
+    progress = np.clip(plan.progress(updates_of_rows), share, 1.0)
     return Rows(
       numbers=self._order.records(in_stream),
       epochs=in_stream // self._order.count,
@@ -453,7 +459,10 @@ def _micro_batches(source, rows: Rows, size: int, seed: int) -> MicroBatch:
   """Micro-batches of `size` rows, which are tensors, along a new first axis."""
   columns = source.columns(rows.numbers, rows.epochs, rows.progress, seed)
   batch = source.batch(columns, rows.real)
-  split = lambda t: tf.reshape(t, [-1, size, *t.shape[1:]])
+
+  def split(tensor):
+    return tf.reshape(tensor, [-1, size, *tensor.shape[1:]])
+
   of_micro = tf.reduce_sum(split(source.weights(batch)), axis=1)
   of_update = tf.math.segment_sum(of_micro, rows.update)
   return MicroBatch(
@@ -530,8 +539,9 @@ def fake_batch(shape: record_shape.RecordShape, count: int) -> dict:
   They are always the same.
   """
   rng = np.random.default_rng(0)
-  examples = [
-    records.fake_features(
+  columns = collections.defaultdict(list)
+  for _ in range(count):
+    record = records.fake_features(
       rng,
       shape.max_seq_length,
       shape.max_predictions_per_seq,
@@ -539,20 +549,19 @@ def fake_batch(shape: record_shape.RecordShape, count: int) -> dict:
       shape.examples_per_record,
       shape.max_predictions_per_seq,
     )
-    for _ in range(count)
-  ]
-  return {name: np.stack([e[name] for e in examples]) for name in examples[0]}
+    for name, values in record.items():
+      columns[name].append(values)
+  return {name: np.stack(rows) for name, rows in columns.items()}
 
 
 def fixed_micro_batch(columns: dict, accumulation: int) -> MicroBatch:
   """A micro-batch of `fake_batch`, the same in all places of an update."""
   # No constants: TensorFlow would compute their results once, ahead of time.
-  columns = {
-    name: tf.placeholder_with_default(column, column.shape)
-    for name, column in columns.items()
-  }
+  tensors = {}
+  for name, column in columns.items():
+    tensors[name] = tf.placeholder_with_default(column, column.shape)
   rows = columns["input_ids"].shape[0]
-  batch = pretraining_batch(columns, tf.ones([rows]))
+  batch = pretraining_batch(tensors, tf.ones([rows]))
   update = tf.convert_to_tensor(tf.train.get_or_create_global_step())
   return MicroBatch(
     batch=batch,
@@ -590,8 +599,6 @@ def evaluation_batches(
   return Batches(
     next=iterator.get_next(),
     start=lambda sess, _: sess.run(iterator.initializer),
-    numbers=lambda batch: np.array(
-      mine[batch * batch_size : (batch + 1) * batch_size]
-    ),
+    numbers=lambda batch: np.array(mine[batch * batch_size :][:batch_size]),
     count=batches,
   )
