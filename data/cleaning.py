@@ -406,15 +406,16 @@ class _Corpus:
 
   def texts(self) -> Iterator[tuple[int, bytes]]:
     """(key, sentences on lines) of each document, or piece of a cut one."""
-    number = 0
-    for chunk in self._chunks:
-      for text in chunk.texts("text"):
-        if self._stays[number] and self.is_cut:
-          for piece in _pieces(text):
-            yield _key(piece), piece
-        elif self._stays[number]:
-          yield int(self._keys[number]), text
-        number += 1
+    keys = self._keys[self._stays].tolist()
+    texts = itertools.compress(self._items("text"), self._stays)
+    for key, text in zip(keys, texts, strict=True):
+      if not self.is_cut:
+        yield key, text
+        continue
+      sentences = text.split(b"\n")
+      for begin in range(0, len(sentences), PIECE_SENTENCES):
+        piece = b"\n".join(sentences[begin : begin + PIECE_SENTENCES])
+        yield _key(piece), piece
 
   def duplicates(self) -> Iterator[bytes]:
     """Lines of removed.tsv."""
@@ -423,22 +424,16 @@ class _Corpus:
     again = ~self.is_first
     wanted = set(self.firsts[again].tolist())
     firsts = {}
-    for number, name in enumerate(self._ids()):
+    for number, name in enumerate(self._items("ids")):
       if number in wanted:  # it comes before its duplicates
         firsts[number] = name
       elif again[number]:
         reason = _EQUAL if self.is_equal[number] else _SIMILAR
         yield _removed(name, reason, firsts[int(self.firsts[number])])
 
-  def _ids(self) -> Iterator[bytes]:
+  def _items(self, kind: str) -> Iterator[bytes]:
     for chunk in self._chunks:
-      yield from chunk.texts("ids")
-
-
-def _pieces(text: bytes) -> Iterator[bytes]:
-  sentences = text.split(b"\n")
-  for begin in range(0, len(sentences), PIECE_SENTENCES):
-    yield b"\n".join(sentences[begin : begin + PIECE_SENTENCES])
+      yield from chunk.texts(kind)
 
 
 # All of it --------------------------------------------------------------------

@@ -7,7 +7,6 @@ number of workers, and memory holds a chunk.
 
 import dataclasses
 import functools
-import itertools
 import operator
 import os
 import zipfile
@@ -108,10 +107,10 @@ def _tokenize_chunk(chunk: list[Batch], task: PieceTask, path: str) -> None:
     lines += batch.sentences
     text_bytes += batch.bytes
     bytes_on_disk += batch.bytes_on_disk
-  lines = [
-    tokenizer.joiner + line if last and line else line
-    for last, line in itertools.pairwise(["", *lines])
-  ]
+  if tokenizer.joiner:
+    for number in range(len(lines) - 1, 0, -1):
+      if lines[number - 1] and lines[number]:
+        lines[number] = tokenizer.joiner + lines[number]
   if task.mark_words:
     words = tokenizer.encode_words(lines)
     encoded = [word.ids for word in words]
@@ -147,20 +146,20 @@ _SCAN_DOCUMENTS = 1 << 18
 _PARTS = 8  # a document longer than a block is cut into parts of a block
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class CorpusCounts:
   """What a corpus holds."""
 
-  documents: int
-  cut_documents: int  # documents longer than a block
-  parts: int  # documents and what longer ones are cut into
-  sentences: int
-  tokens: int
-  unknown_tokens: int
-  letters: int
-  unknown_letters: int  # in unknown words, which may be long, or left out
-  text_bytes: int
-  unigram_entropy: float  # nats, of the token distribution
+  documents: int = 0
+  cut_documents: int = 0  # documents longer than a block
+  parts: int = 0  # documents and what longer ones are cut into
+  sentences: int = 0
+  tokens: int = 0
+  unknown_tokens: int = 0
+  letters: int = 0
+  unknown_letters: int = 0  # in unknown words, which may be long, or left out
+  text_bytes: int = 0
+  unigram_entropy: float = 0.0  # nats, of the token distribution
 
 
 def entropy(counts: np.ndarray) -> float:
@@ -170,30 +169,17 @@ def entropy(counts: np.ndarray) -> float:
   return float(-(shares * np.log(shares)).sum())
 
 
-@dataclasses.dataclass
-class _Written:
-  """What a store has so far."""
-
-  tokens: int = 0
-  sentences: int = 0
-  documents: int = 0
-  letters: int = 0
-  at_break: bool = True  # the next sentence begins a document
-  text_bytes: int = 0
-  bytes_on_disk: int = 0  # about, of the text files
-
-
 class StoreWriter:
   """Writes chunks to the token store of an empty folder, in their order."""
 
   def __init__(self, folder: str, vocab_size: int):
     self.folder, self._vocab_size = folder, vocab_size
     self._dtype = token_dtype(vocab_size)
-    self.written = _Written()
-    self._files = {
-      name: open(os.path.join(folder, name), "wb")
-      for name in (_TOKENS, _SENTENCES, _STARTS)
-    }
+    self._counts = CorpusCounts()
+    self._at_break = True  # the next sentence begins a document
+    self._files = {}
+    for name in (_TOKENS, _SENTENCES, _STARTS):
+      self._files[name] = open(os.path.join(folder, name), "wb")
     self._write(_SENTENCES, [0])
 
   def _write(self, name, values):
@@ -208,7 +194,6 @@ class StoreWriter:
 
   def append(self, path: str) -> int:
     """Appends the next chunk; returns the bytes on disk of its text."""
-    j = self.written
     try:
       with np.load(path, allow_pickle=False) as chunk:
         tokens, lengths = chunk["tokens"], chunk["lengths"]
@@ -216,19 +201,19 @@ class StoreWriter:
         text_bytes, bytes_on_disk, letters = chunk["read"].tolist()
     except (EOFError, ValueError, KeyError, zipfile.BadZipFile) as e:
       raise errors.DataError(f"{path}: damaged ({e}); {_REMEDY}") from e
-    if j.at_break:
+    if self._at_break:
       starts = np.union1d(starts, [0])
     inside = starts[starts < len(lengths)]
-    j.at_break = len(inside) < len(starts)
+    self._at_break = len(inside) < len(starts)
+    counts = self._counts
     self._files[_TOKENS].write(tokens.tobytes())
-    self._write(_SENTENCES, j.tokens + np.cumsum(lengths, dtype=np.int64))
-    self._write(_STARTS, inside + j.sentences)
-    j.tokens += len(tokens)
-    j.sentences += len(lengths)
-    j.documents += len(inside)
-    j.letters += letters
-    j.text_bytes += text_bytes
-    j.bytes_on_disk += bytes_on_disk
+    self._write(_SENTENCES, counts.tokens + np.cumsum(lengths, dtype=np.int64))
+    self._write(_STARTS, inside + counts.sentences)
+    counts.tokens += len(tokens)
+    counts.sentences += len(lengths)
+    counts.documents += len(inside)
+    counts.letters += letters
+    counts.text_bytes += text_bytes
     return bytes_on_disk
 
   def finish(
@@ -239,53 +224,42 @@ class StoreWriter:
     The second pass holds whole documents in memory, so those of more than
     `block_tokens` are cut, between sentences, into about eighths of a block.
     """
-    j = self.written
-    if not j.sentences:
+    counts = self._counts
+    if not counts.sentences:
       raise errors.DataError("the input holds no sentence: only blank lines")
-    self._write(_STARTS, [j.sentences])
+    self._write(_STARTS, [counts.sentences])
     # Closed, so that workers on other machines see whole files too.
     self.__exit__()
-    parts, cut_documents = self._write_documents(block_tokens)
-    counts = self._token_counts()
-    spelt = int(counts @ tokenizer.letters)
-    result = CorpusCounts(
-      documents=j.documents,
-      cut_documents=cut_documents,
-      parts=parts,
-      sentences=j.sentences,
-      tokens=j.tokens,
-      unknown_tokens=int(counts[tokenizer.unk_id]),
-      letters=j.letters,
-      unknown_letters=max(0, j.letters - spelt),
-      text_bytes=j.text_bytes,
-      unigram_entropy=entropy(counts),
-    )
+    self._write_documents(block_tokens)
+    of_tokens = self._token_counts()
+    spelt = int(of_tokens @ tokenizer.letters)
+    counts.unknown_tokens = int(of_tokens[tokenizer.unk_id])
+    counts.unknown_letters = max(0, counts.letters - spelt)
+    counts.unigram_entropy = entropy(of_tokens)
     json_files.write(
       os.path.join(self.folder, COUNTS),
-      {**dataclasses.asdict(result), "vocab_size": self._vocab_size},
+      {**dataclasses.asdict(counts), "vocab_size": self._vocab_size},
     )
-    return result
+    return counts
 
   def _write_documents(self, block_tokens):
-    """Writes where documents begin: (how many parts, documents cut)."""
+    """Writes where documents, and the parts of long ones, begin."""
     starts = _mapped(self.folder, _STARTS, np.int64)
     sentences = _mapped(self.folder, _SENTENCES, np.int64)
-    parts = cut = 0
+    size = max(1, block_tokens // _PARTS)
     path = os.path.join(self.folder, _DOCUMENTS)
     with files.naming(path), open(path, "wb") as f:
-      for i in range(0, self.written.documents, _SCAN_DOCUMENTS):
+      for i in range(0, len(starts) - 1, _SCAN_DOCUMENTS):
         firsts = np.array(starts[i : i + _SCAN_DOCUMENTS + 1])
         long = np.flatnonzero(np.diff(sentences[firsts]) > block_tokens)
-        cuts = [
-          _cuts(sentences, firsts[k], firsts[k + 1], block_tokens // _PARTS)
-          for k in long
-        ]
-        begins = np.sort(np.concatenate([firsts[:-1], *cuts]))
-        f.write(begins.tobytes())
-        parts += len(begins)
-        cut += len(long)
+        begins = [firsts[:-1]]
+        for k in long:
+          begins.append(_cuts(sentences, firsts[k], firsts[k + 1], size))
+        parts = np.sort(np.concatenate(begins))
+        f.write(parts.tobytes())
+        self._counts.parts += len(parts)
+        self._counts.cut_documents += len(long)
       f.write(starts[-1:].tobytes())
-    return parts, cut
 
   def _token_counts(self):
     counts = np.zeros(self._vocab_size, np.int64)
@@ -299,7 +273,7 @@ class StoreWriter:
 def _cuts(sentence_offsets, first: int, last: int, size: int) -> np.ndarray:
   """Where to cut sentences [first, last) into parts of about `size` tokens."""
   offsets = sentence_offsets[first : last + 1]
-  wanted = np.arange(offsets[0] + max(1, size), offsets[-1], max(1, size))
+  wanted = np.arange(offsets[0] + size, offsets[-1], size)
   places = first + np.unique(np.searchsorted(offsets, wanted))
   return places[places < last]
 

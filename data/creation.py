@@ -262,16 +262,16 @@ class _Making:
     chunks = self.work.folder("pieces")
     if counts := corpus.store_counts(store):
       return counts, counts.text_bytes
-    tasks = [
-      corpus.PieceTask(
+    tasks = []
+    for piece in pieces:
+      task = corpus.PieceTask(
         piece,
-        os.path.join(chunks, f"{number:06d}"),
+        output=os.path.join(chunks, f"{len(tasks):06d}"),
         text=settings.text,
         tokenizer=self.tokenizer,
         mark_words=settings.do_whole_word_mask,
       )
-      for number, piece in enumerate(pieces)
-    ]
+      tasks.append(task)
     before = set(os.listdir(chunks))
     phase = self.work.phase(corpus.tokenize_piece, tasks)
     kept = 0
@@ -311,8 +311,10 @@ class _Making:
     block_examples = _BLOCK_BYTES // _example_bytes(settings)
     block_tokens = block_examples * settings.max_seq_length
     loaded = corpus.load_tokenizer(self.tokenizer)
-    total = sum(stores.at(p).state()[0] for p in {t.piece.path for t in tasks})
-    joined, kept = [], 0
+    total = 0
+    for path in {task.piece.path for task in tasks}:
+      total += stores.at(path).state()[0]
+    joined, done, kept = [], 0, 0
     with (
       corpus.StoreWriter(scratch, loaded.vocab_size) as writer,
       console.Progress("tokenizing", total / 1e6, "MB") as bar,
@@ -320,9 +322,10 @@ class _Making:
       for chunk in _chunks_in_order(tasks, phase):
         size = writer.append(chunk)
         joined.append(chunk)
+        done += size
         if os.path.basename(chunk) in before:
           kept += size
-        bar.at(writer.written.bytes_on_disk / 1e6)
+        bar.at(done / 1e6)
       writer.finish(loaded, block_tokens)
     leases.deliver(
       scratch, os.path.join(self.work.folder("store"), corpus.COUNTS)
@@ -337,18 +340,18 @@ class _Making:
     """Makes shards until all are there: (results, number made before)."""
     settings, folder = self.settings, self.work.folder("shards")
     num_shards = _num_shards(counts, settings)
-    tasks = [
-      shards.ShardTask(
+    tasks = []
+    for name in settings.shard_names(num_shards):
+      task = shards.ShardTask(
         store=self.work.folder("store"),
         path=os.path.join(folder, name),
-        shard=number,
+        shard=len(tasks),
         num_shards=num_shards,
         num_blocks=-(-_blocks_of_corpus(counts, settings) // num_shards),
         settings=settings,
         tokenizer=self.tokenizer,
       )
-      for number, name in enumerate(settings.shard_names(num_shards))
-    ]
+      tasks.append(task)
     phase = self.work.phase(shards.build_shard, tasks)
     # All shards hold about as much text.
     megabytes = counts.text_bytes / 1e6 / num_shards
