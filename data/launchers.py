@@ -64,9 +64,7 @@ _LAUNCHERS = (
     first="SLURM_ARRAY_TASK_MIN",
   ),
   _Launcher(
-    "SLURM_PROCID",
-    ("SLURM_JOB_ID", "SLURM_STEP_ID"),
-    workers="SLURM_NTASKS",
+    "SLURM_PROCID", ("SLURM_JOB_ID", "SLURM_STEP_ID"), workers="SLURM_NTASKS"
   ),
   # A pod of an Indexed Job has the host name JOB-INDEX.
   _Launcher("JOB_COMPLETION_INDEX", ("HOSTNAME",)),
