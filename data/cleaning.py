@@ -103,7 +103,6 @@ class _Chunk(NamedTuple):
 
 
 def _total(chunks: Iterable[_Chunk], fact: str) -> int:
-  """The sum of a number of all chunks."""
   total = 0
   for chunk in chunks:
     total += chunk.facts()[fact]
@@ -180,12 +179,8 @@ def _characters(document: documents.Document) -> int:
 def _filter_chunk(
   batch: list[documents.Document], rules: Rules, chunk: _Chunk, scratch: str
 ) -> None:
-  ids: list[bytes] = []
-  texts: list[bytes] = []
-  removed: list[bytes] = []
-  line_hashes: list[bytes] = []
-  line_documents: list[int] = []  # where they are, numbered in the chunk
-  counts = filters.Counts()
+  ids, texts, removed, counts = [], [], [], filters.Counts()
+  line_hashes, line_documents = [], []  # which are numbered in the chunk
   for document in batch:
     name = " ".join(document.id.split()).encode()
     lines, reason = rules.filters.clean(document.lines, counts)
@@ -443,14 +438,12 @@ class Summary(NamedTuple):
   filtered: dict  # `filters.Counts`
 
   def removals(self) -> Iterator[str]:
-    """What was removed, in words."""
     for reason, number in self.removed.items():
       yield f"{counted(number, 'document')} removed: {reason}"
     if self.lines_removed:
       yield f"{counted(self.lines_removed, 'line')} removed: recur"
 
   def sections(self) -> list[filters.Section]:
-    """Tables of the report."""
     sides, removed = [], []
     for name, (texts, sentences) in self.sides.items():
       sides.append((name, f"{texts:,}", f"{sentences:,}"))
@@ -505,7 +498,6 @@ class _Cleaning:
     return tuple(self._run(_find_recurring, tasks, "lines that recur"))
 
   def find_pairs(self, signed: list[_Chunk]) -> list[str]:
-    """The files of the pairs."""
     parts = 1 + _total(signed, "documents") // _PART_HASHES
     folder, tasks = self.work.folder("pairs"), []
     chunks, similarity = [chunk.path for chunk in signed], self.rules.similarity
@@ -540,7 +532,8 @@ def clean(
   path = os.path.join(folder, _SUMMARY)
 
   def join(scratch: str) -> None:
-    summary = _write(scratch, sources, signed, pairs, rules)
+    corpus = _Corpus(signed, pairs, rules)
+    summary = _write(scratch, sources, signed, corpus)
     json_files.write(leases.unfinished(scratch, path), summary._asdict())
     leases.deliver(scratch, path)
 
@@ -554,14 +547,9 @@ def clean(
 
 
 def _write(
-  folder: str,
-  sources: list[_Chunk],
-  signed: list[_Chunk],
-  pairs: list[str],
-  rules: Rules,
+  folder: str, sources: list[_Chunk], signed: list[_Chunk], corpus: _Corpus
 ) -> Summary:
   """Writes the corpus and the list of removed documents."""
-  corpus = _Corpus(signed, pairs, rules)
   sides = {TRAIN: [0, 0], HELDOUT: [0, 0]}
   with (
     open(os.path.join(folder, TRAIN), "wb") as train,

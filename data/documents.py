@@ -53,8 +53,8 @@ def expand_patterns(patterns: str) -> list[str]:
     splits = os.path.join(name, "dataset_dict.json")
     if stores.at(state).is_file():
       form = {"_data_files": [{"filename": str}]}
-      files = json_files.read(state, form)["_data_files"]
-      paths.update(os.path.join(name, file["filename"]) for file in files)
+      for file in json_files.read(state, form)["_data_files"]:
+        paths.add(os.path.join(name, file["filename"]))
     elif stores.at(splits).is_file():
       folders = json_files.read(splits, {"splits": [str]})["splits"]
       raise DataError(
@@ -70,9 +70,10 @@ def split_into_pieces(
   paths: Iterable[str], form: DocumentFormat
 ) -> list[Piece]:
   """Pieces of all files, in order; DataError for one that cannot be read."""
-  return [
-    piece for path in paths for piece in _format_of(path).split(path, form)
-  ]
+  pieces: list[Piece] = []
+  for path in paths:
+    pieces += _format_of(path).split(path, form)
+  return pieces
 
 
 def read_documents(piece: Piece, form: DocumentFormat) -> Iterator[Document]:
@@ -136,8 +137,12 @@ def _of_record(
 
 def _trimmed(lines: list[str]) -> list[str]:
   """Lines without blank ones at the ends."""
-  places = [place for place, line in enumerate(lines) if line]
-  return lines[places[0] : places[-1] + 1] if places else []
+  first, last = 0, len(lines)
+  while first < last and not lines[first]:
+    first += 1
+  while first < last and not lines[last - 1]:
+    last -= 1
+  return lines[first:last]
 
 
 # Tables of text ---------------------------------------------------------------
@@ -201,8 +206,8 @@ def _parquet_table(arrow: Any, path: str) -> tuple[Any, Iterator[_Group]]:
 
   def group(number: int) -> _Group:
     facts = file.metadata.row_group(number)
-    read = lambda columns: file.iter_batches(
-      _BATCH_ROWS, [number], columns, use_threads=False
+    read = functools.partial(
+      file.iter_batches, _BATCH_ROWS, [number], use_threads=False
     )
     return _Group(facts.num_rows, facts.total_byte_size, read)
 
@@ -332,5 +337,9 @@ def _format_of(path: str) -> _Format:
   readable = (*input_files.COMPRESSED, *_BY_CONTENT)
   with input_files.open_input(path, *readable) as f:
     kind = input_files.kind_of(f, path, *readable)
-  endings = (end for end in _BY_NAME if text_files.is_named(path, end))
-  return _BY_CONTENT.get(kind) or _BY_NAME.get(next(endings, ""), _PLAIN)
+  if kind in _BY_CONTENT:
+    return _BY_CONTENT[kind]
+  for ending, named in _BY_NAME.items():
+    if text_files.is_named(path, ending):
+      return named
+  return _PLAIN

@@ -224,16 +224,13 @@ class Manifest:
 
   def describe(self, folder: str) -> str:
     """A table for people, with the files that `folder` lacks."""
-    tokenizer, names = self.tokenizer, list(self.shards)
+    tokenizer, names, counts = self.tokenizer, list(self.shards), []
     masks = "static, in the records"
     if self.masking == "dynamic":
       what = "tokens or words" if self.knows_words else "tokens"
       masks = f"dynamic, drawn when records are read, of {what} in any share"
-    counts = [
-      f"{name.replace('_', ' ')} {round(count, 3):,}"
-      for name, count in self.counts.items()
-    ]
-    megabytes = sum(info.bytes for info in self.files) / 1e6
+    for name, count in self.counts.items():
+      counts.append(f"{name.replace('_', ' ')} {round(count, 3):,}")
     rows = {
       "lengths": f"{self.max_seq_length} tokens, at most "
       f"{self.max_predictions_per_seq} to predict",
@@ -243,14 +240,15 @@ class Manifest:
       "tokenizer": f"{tokenizer.kind} {tokenizer.file}, "
       f"{tokenizer.vocab_size:,} tokens, {tokenizer.case}, "
       f"SHA-256 {tokenizer.sha256}",
-      "settings": ", ".join(f"{k}={v}" for k, v in self.settings.items()),
+      "settings": ", ".join([f"{k}={v}" for k, v in self.settings.items()]),
       "counts": ", ".join(counts),
       "files": f"{len(names)} with {self.num_records:,} records, "
-      f"{megabytes:,.1f} MB",
+      f"{sum([info.bytes for info in self.files]) / 1e6:,.1f} MB",
     }
-    missing = [
-      n for n in names if not stores.at(os.path.join(folder, n)).is_file()
-    ]
+    missing = []
+    for name in names:
+      if not stores.at(os.path.join(folder, name)).is_file():
+        missing.append(name)
     if missing:
       rows["missing"] = f"{len(missing)}, such as {missing[0]}"
     return record_report.table(rows)
@@ -329,8 +327,9 @@ def find_manifests(
 def _may_list(manifest_path: str, names: Iterable[str]) -> bool:
   """Whether a manifest is ours, perhaps damaged, or has our records' name."""
   stem = os.path.basename(manifest_path).removesuffix(MANIFEST_SUFFIX)
-  if any(name.startswith((f"{stem}.", f"{stem}-")) for name in names):
-    return True
+  for name in names:
+    if name.startswith((f"{stem}.", f"{stem}-")):
+      return True
   try:
     raw = json_files.read(manifest_path)
   except DataError:
@@ -374,13 +373,11 @@ def expand_patterns(patterns: str) -> list[str]:
     if stores.at(name).is_file():
       paths.add(name)
       continue
-    others = tuple(end for end in NO_RECORDS if not name.endswith(end))
-    matches = stores.at(name).matches()
-    files = [
-      path
-      for path, is_file in matches.items()
-      if is_file and not path.endswith(others)
-    ]
+    others = tuple([end for end in NO_RECORDS if not name.endswith(end)])
+    matches, files = stores.at(name).matches(), []
+    for path, is_file in matches.items():
+      if is_file and not path.endswith(others):
+        files.append(path)
     if matches and not files:
       raise DataError(
         f"{name}: matches {min(matches)}, which is a folder, a link to nothing "

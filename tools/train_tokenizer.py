@@ -219,12 +219,13 @@ def train_bpe(
     )
   tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
   tokenizer.decoder = decoders.ByteLevel()
+  special = []
+  for token in tokenization.SPECIAL_TOKENS:
+    takes_space = token == tokenization.MASK
+    special.append(AddedToken(token, lstrip=takes_space, special=True))
   trainer = trainers.BpeTrainer(
     vocab_size=vocab_size,
-    special_tokens=[
-      AddedToken(token, lstrip=token == tokenization.MASK, special=True)
-      for token in tokenization.SPECIAL_TOKENS
-    ],
+    special_tokens=special,
     initial_alphabet=letters,
     show_progress=False,
   )
