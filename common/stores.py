@@ -31,6 +31,12 @@ def cache_folder() -> str:
   return os.environ.get("PERSEUS_CACHE") or own
 
 
+def _cached(facts: str) -> str:
+  """The place in the cache of what has these facts."""
+  mark = hashlib.sha256(facts.encode()).hexdigest()[:32]
+  return os.path.join(cache_folder(), mark)
+
+
 class OnDisk(NamedTuple):
   """A file, or a pattern of files, of this machine."""
 
@@ -45,8 +51,8 @@ class OnDisk(NamedTuple):
 
   def matches(self) -> dict[str, bool]:
     """The names that the pattern matches: whether each is a file."""
-    found = sorted(glob.glob(self.name, recursive=True))
-    return {path: os.path.isfile(path) for path in found}
+    paths = sorted(glob.glob(self.name, recursive=True))
+    return {path: os.path.isfile(path) for path in paths}
 
   def state(self) -> list:
     """[bytes, what is another value when it has changed]."""
@@ -119,16 +125,16 @@ class InStore(NamedTuple):
   def state(self) -> list:
     with self._store() as (store, name):
       facts = store.info(name)
-    versions = (str(facts[key]) for key in _VERSIONS if facts.get(key))
-    return [facts["size"], next(versions, "")]
+    for key in _VERSIONS:
+      if facts.get(key):
+        return [facts["size"], str(facts[key])]
+    return [facts["size"], ""]
 
   def local(self) -> str:
     """A copy in the cache, which is made again when the object has changed."""
     size, version = self.state()
-    facts = f"{self.name} {size} {version}"
-    mark = hashlib.sha256(facts.encode()).hexdigest()[:32]
-    name = f"{mark}-{os.path.basename(self.name)[-100:]}"
-    path = os.path.join(cache_folder(), name)
+    path = _cached(f"{self.name} {size} {version}")
+    path += f"-{os.path.basename(self.name)[-100:]}"
     if os.path.exists(path):
       return path
     os.makedirs(cache_folder(), exist_ok=True)
@@ -144,8 +150,7 @@ class InStore(NamedTuple):
     return path
 
   def place_of_work(self) -> str:
-    mark = hashlib.sha256(self.name.encode()).hexdigest()[:32]
-    return os.path.join(cache_folder(), f"{mark}.unfinished")
+    return _cached(self.name) + ".unfinished"
 
   def take(self, source: str) -> None:
     with open(source, "rb") as f:

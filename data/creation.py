@@ -70,7 +70,7 @@ def create(
     # The corpus may have decided how many shards there are.
     claim(settings, paths, _num_shards(counts, settings))
     results, kept_shards = making.make_shards(counts)
-    work.await_lease("publish", "the files to be moved to their places")
+    work.await_publishing()
     made = time.monotonic()
     manifest = _manifest(settings, info, counts, results)
     # Making shards takes hours: others may have come meanwhile.
@@ -90,22 +90,15 @@ def create(
       )
     return Summary(manifest, settings.manifest_path, seconds, kept)
 
-  plan = _plan(settings, inputs, info)
-  number = settings.workers.num_workers
-  return share(make, settings.work_folder, plan, worker, number)
-
-
-def _plan(
-  settings: Settings, inputs: Inputs, info: tokenization.TokenizerInfo
-) -> dict:
-  """All that decides the bytes: the same plan resumes."""
+  # All that decides the bytes: the same plan resumes.
   plan = dataclasses.asdict(settings) | {
     "files": inputs.states,
     "tokenizer": dataclasses.asdict(info),
     "version": _PLAN_VERSION,
   }
   del plan["workers"]
-  return plan
+  number = settings.workers.num_workers
+  return share(make, settings.work_folder, plan, worker, number)
 
 
 def claim(

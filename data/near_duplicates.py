@@ -158,11 +158,9 @@ def ngram_hashes(texts: Sequence[bytes], size: int) -> Ragged:
   return Ragged(_mixed(hashes), offsets)
 
 
-def overlaps(
-  texts: Sequence[bytes], ngrams: np.ndarray, size: int = EVALUATION_WORDS
-) -> np.ndarray:
+def overlaps(texts: Sequence[bytes], ngrams: np.ndarray) -> np.ndarray:
   """bool [n]: which texts have one of `ngrams`, sorted `ngram_hashes`."""
-  hashes, offsets = ngram_hashes(texts, size)
+  hashes, offsets = ngram_hashes(texts, EVALUATION_WORDS)
   # Sorted ones are found several times faster, and few of them are.
   wanted = np.sort(hashes)
   places = np.searchsorted(ngrams, wanted)

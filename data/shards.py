@@ -119,8 +119,9 @@ def build_shard(task: ShardTask, scratch: str) -> None:
     for block in range(task.num_blocks):
       examples = _block_examples(documents, block, task)
       num_examples += len(examples)
-      real_tokens += sum(len(example.ids) for example in examples)
-      random_next += sum(example.is_random_next for example in examples)
+      for example in examples:
+        real_tokens += len(example.ids)
+        random_next += example.is_random_next
       for rows in _block_rows(examples, block, num_records, task):
         num_records += len(rows["input_ids"])
         if not task.settings.dynamic_masks:
@@ -181,17 +182,11 @@ def _block_rows(
 ) -> Iterator[dict[str, np.ndarray]]:
   """A block's records as features; `first` is its first one's number."""
   settings, tokenizer = task.settings, corpus.load_tokenizer(task.tokenizer)
+  size, most = settings.max_seq_length, settings.max_predictions_per_seq
   masks = masking.MaskSettings(
-    settings.masked_lm_prob,
-    settings.max_predictions_per_seq,
-    tokenizer.mask_id,
-    tokenizer.vocab_size,
+    settings.masked_lm_prob, most, tokenizer.mask_id, tokenizer.vocab_size
   )
-  limits = packing.Limits(
-    settings.max_seq_length,
-    settings.max_predictions_per_seq,
-    settings.examples_per_record,
-  )
+  limits = packing.Limits(size, most, settings.examples_per_record)
   tokens = [len(example.ids) for example in examples]
   wanted = masking.num_to_predict(tokens, masks)
   key = _SHUFFLE_STREAM, task.shard, block

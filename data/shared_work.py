@@ -79,10 +79,11 @@ class SharedWork(NamedTuple):
     check = (phase or self.phase(leases.do)).check
     return work_dir.wait_until(result, what, check)
 
-  def await_lease(self, name: str, what: str) -> None:
-    """Waits until this worker is to do what only one does."""
-    check = self.phase(leases.do).check
-    work_dir.wait_until(lambda: self._take(name), what, check)
+  def await_publishing(self) -> None:
+    """Waits until this worker is to move the files to their places."""
+    take = functools.partial(self._take, "publish")
+    what = "the files to be moved to their places"
+    work_dir.wait_until(take, what, self.phase(leases.do).check)
 
   def _take(self, name: str) -> str | None:
     return self.start.leases.take(name, self.start.gone)
@@ -95,17 +96,18 @@ class Phase:
     self, function: Callable, tasks: Sequence[leases.Task], work: SharedWork
   ):
     self._function, self._tasks, self._work = function, tasks, work
-    self.kept = sum(map(_is_done, tasks))  # those done before
     work.start.has_lost_workers()
-    self._offer()
+    self.kept = len(tasks) - self._offer()  # those done before
 
-  def _offer(self) -> None:
+  def _offer(self) -> int:
     """Has the pool take each task that is still free when its turn comes."""
     start, pool = self._work
     take_and_do = functools.partial(
       leases.do, self._function, start.leases, start.gone
     )
-    pool.start(take_and_do, [t for t in self._tasks if not _is_done(t)])
+    tasks = [t for t in self._tasks if not os.path.exists(t.done_file)]
+    pool.start(take_and_do, tasks)
+    return len(tasks)
 
   def wait(self, *paths: str) -> None:
     """Waits until one of the files is there."""
@@ -120,10 +122,6 @@ class Phase:
     pool.check()
     if start.has_lost_workers():
       self._offer()
-
-
-def _is_done(task: leases.Task) -> bool:
-  return os.path.exists(task.done_file)
 
 
 def share(

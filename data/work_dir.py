@@ -165,16 +165,16 @@ def _joined(path: str, plan: dict, worker: Worker) -> str:
 
 def _newest(path: str) -> int:
   """The number of the newest start, or -1."""
-  names = sorted(os.listdir(path))
-  foreign = [
-    name for name in names if not name.isdigit() and not name.endswith(_ASIDE)
-  ]
-  if foreign:
-    raise errors.UserError(
-      f"{path}: holds {foreign[0]}, which this command did not make: move it "
-      "away, or give another --output_file"
-    )
-  return max([-1, *(int(name) for name in names if name.isdigit())])
+  newest = -1
+  for name in sorted(os.listdir(path)):
+    if name.isdigit():
+      newest = max(newest, int(name))
+    elif not name.endswith(_ASIDE):
+      raise errors.UserError(
+        f"{path}: holds {name}, which this command did not make: move it "
+        "away, or give another --output_file"
+      )
+  return newest
 
 
 def _replace(path: str, place: str, differences: str, is_same_run: bool):
@@ -233,10 +233,8 @@ def _begin(path: str, number: int, plan: dict, worker: Worker) -> bool:
 
 def _differences(plan: dict, other: dict) -> str:
   """The names of what two plans have unlike."""
-  names = [
-    name for name in {**plan, **other} if plan.get(name) != other.get(name)
-  ]
-  return ", ".join(sorted(names))
+  names = sorted({**plan, **other})
+  return ", ".join([n for n in names if plan.get(n) != other.get(n)])
 
 
 def _clear(place: str) -> None:

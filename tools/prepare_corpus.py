@@ -228,7 +228,7 @@ def prepare(
   def make(work: SharedWork) -> list[str]:
     folder, summary = cleaning.clean(work, pieces, rules)
     inputs.expect_unchanged()
-    work.await_lease("publish", "the files to be moved to their places")
+    work.await_publishing()
     lines = _publish(folder, summary, settings)
     work.start.finish()
     return lines
