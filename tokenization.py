@@ -228,8 +228,8 @@ class BasicTokenizer:
 
 def word_spans(text: str) -> list[tuple[int, int]]:
   """Where `BasicTokenizer`'s words begin and end, in characters of `text`."""
-  words = re.finditer(r"w+|\.", text.translate(_CharMap(_kind)))
-  return [word.span() for word in words]
+  kinds = text.translate(_CharMap(_kind))
+  return [word.span() for word in re.finditer(r"w+|\.", kinds)]
 
 
 class WordpieceTokenizer:

@@ -9,6 +9,7 @@ one moves the complete shards to their places, when all are there.
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import os
 import time
@@ -256,15 +257,11 @@ class _Making:
     if counts := corpus.store_counts(store):
       return counts, counts.text_bytes
     tasks = []
-    for piece in pieces:
-      task = corpus.PieceTask(
-        piece,
-        output=os.path.join(chunks, f"{len(tasks):06d}"),
-        text=settings.text,
-        tokenizer=self.tokenizer,
-        mark_words=settings.do_whole_word_mask,
+    for number, piece in enumerate(pieces):
+      output, words = f"{chunks}/{number:06d}", settings.do_whole_word_mask
+      tasks.append(
+        corpus.PieceTask(piece, output, settings.text, self.tokenizer, words)
       )
-      tasks.append(task)
     before = set(os.listdir(chunks))
     phase = self.work.phase(corpus.tokenize_piece, tasks)
     kept = 0
@@ -273,13 +270,9 @@ class _Making:
       nonlocal kept
       kept = self._join(tasks, phase, scratch, before)
 
-    counts = self.work.once(
-      "store",
-      join,
-      lambda: corpus.store_counts(store),
-      "another worker to put the tokens together",
-      phase,
-    )
+    read = functools.partial(corpus.store_counts, store)
+    what = "another worker to put the tokens together"
+    counts = self.work.once("store", join, read, what, phase)
     if counts.documents < 2 and settings.objective != "mlm":
       raise errors.DataError(
         f"the input is one document of {counts.sentences} sentences, but half "
@@ -320,9 +313,8 @@ class _Making:
           kept += size
         bar.at(done / 1e6)
       writer.finish(loaded, block_tokens)
-    leases.deliver(
-      scratch, os.path.join(self.work.folder("store"), corpus.COUNTS)
-    )
+    store = self.work.folder("store")
+    leases.deliver(scratch, os.path.join(store, corpus.COUNTS))
     for chunk in joined:
       os.unlink(chunk)
     return kept
@@ -332,26 +324,21 @@ class _Making:
   ) -> tuple[list[shards.ShardResult], int]:
     """Makes shards until all are there: (results, number made before)."""
     settings, folder = self.settings, self.work.folder("shards")
-    num_shards = _num_shards(counts, settings)
+    store, num_shards = self.work.folder("store"), _num_shards(counts, settings)
+    num_blocks = -(-_blocks_of_corpus(counts, settings) // num_shards)
     tasks = []
-    for name in settings.shard_names(num_shards):
-      task = shards.ShardTask(
-        store=self.work.folder("store"),
-        path=os.path.join(folder, name),
-        shard=len(tasks),
-        num_shards=num_shards,
-        num_blocks=-(-_blocks_of_corpus(counts, settings) // num_shards),
-        settings=settings,
-        tokenizer=self.tokenizer,
+    for shard, name in enumerate(settings.shard_names(num_shards)):
+      path = os.path.join(folder, name)
+      tasks.append(
+        shards.ShardTask(
+          store, path, shard, num_shards, num_blocks, settings, self.tokenizer
+        )
       )
-      tasks.append(task)
     phase = self.work.phase(shards.build_shard, tasks)
     # All shards hold about as much text.
     megabytes = counts.text_bytes / 1e6 / num_shards
-    results = []
-    with console.Progress(
-      "making records", num_shards * megabytes, "MB"
-    ) as bar:
+    results, total = [], num_shards * megabytes
+    with console.Progress("making records", total, "MB") as bar:
       for task in tasks:
         phase.wait(task.done_file)
         results.append(shards.ShardResult.load(task.done_file))

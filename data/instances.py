@@ -127,9 +127,8 @@ def pairs_from_document(
     a_start, a_end = offsets[begin], offsets[begin + num_a]
     is_random_next = chunk == 1 or rng.random() < 0.5
     if is_random_next:
-      b_start, b_end = _random_segment(
-        documents, document, target - (a_end - a_start), rng
-      )
+      wanted = target - (a_end - a_start)
+      b_start, b_end = _random_segment(documents, document, wanted, rng)
       end = begin + num_a  # the other sentences are put back
     else:
       b_start, b_end = a_end, offsets[end]

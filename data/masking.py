@@ -20,8 +20,6 @@ from common.settings import setting
 # Streams of chance: the order of the words, and what a chosen token becomes.
 _ORDER_STREAM, _FATE_STREAM = np.uint64(1 << 32), np.uint64(2 << 32)
 EVALUATION_PROB = 0.15  # so that losses of all recipes compare
-
-
 # The settings of what a chosen token becomes.
 SHARES = ("mask_replace_prob", "random_replace_prob")
 
@@ -88,7 +86,6 @@ class MaskConfig:
 
   @property
   def given(self) -> dict:
-    """The settings that are not None."""
     found = dataclasses.asdict(self).items()
     return {name: value for name, value in found if value is not None}
 
@@ -238,9 +235,8 @@ def _replace(input_ids, places, keys, settings):
   fate = _hash(keys, places, _FATE_STREAM, size)
   share = (fate >> np.uint64(32)) / 2.0**32
   low = fate & np.uint64(0xFFFFFFFF)
-  shown = (low * np.uint64(settings.vocab_size) >> np.uint64(32)).astype(
-    input_ids.dtype
-  )
+  shown = low * np.uint64(settings.vocab_size) >> np.uint64(32)
+  shown = shown.astype(input_ids.dtype)
   kept = share < 1.0 - settings.random_replace_prob
   shown[kept] = input_ids.ravel()[places[kept]]
   shown[share < settings.mask_replace_prob] = settings.mask_id

@@ -21,6 +21,7 @@ Korean character is a word by itself.
 import collections
 import functools
 import itertools
+import operator
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -241,7 +242,7 @@ def edges(
   shingles = _read_shingles(folders, *found[[1, 4, 5]].astype(np.int64))
   members = zip(found[0].tolist(), found[3].tolist(), shingles, strict=True)
   pairs: list[tuple[int, int]] = []
-  for _, group in itertools.groupby(members, lambda member: member[0]):
+  for _, group in itertools.groupby(members, operator.itemgetter(0)):
     pairs += _connect(group, threshold)
   near = np.sort(np.array(pairs, np.int64).reshape(-1, 2), axis=1)
   # Equal sets are equal in every band.
@@ -339,12 +340,10 @@ def clusters(num_documents: int, pairs: np.ndarray) -> np.ndarray:
 
   Documents are in one cluster if `pairs`, int64 [m, 2], connect them.
   """
-  graph = scipy.sparse.coo_array(
-    (np.ones(len(pairs), bool), pairs.T), shape=(num_documents, num_documents)
-  )
-  count, labels = scipy.sparse.csgraph.connected_components(
-    graph, directed=False
-  )
+  ones, shape = np.ones(len(pairs), bool), (num_documents, num_documents)
+  graph = scipy.sparse.coo_array((ones, pairs.T), shape=shape)
+  components = scipy.sparse.csgraph.connected_components
+  count, labels = components(graph, directed=False)
   firsts = np.empty(count, np.int64)
   # Of several values for one place, the last one stays.
   firsts[labels[::-1]] = np.arange(num_documents)[::-1]

@@ -78,8 +78,7 @@ def _check_positions(record: Record) -> None:
 
 def table(rows: Mapping[str, str]) -> str:
   """Each name with its text, wrapped."""
-  lines = [_wrapped(f"  {name:<11} ", text) for name, text in rows.items()]
-  return "\n".join(lines)
+  return "\n".join([_wrapped(f"  {n:<11} ", rows[n]) for n in rows])
 
 
 def _wrapped(head: str, text: str) -> str:

@@ -102,9 +102,8 @@ def of_run(
         length = features["input_ids"].size
       if "masked_lm_positions" in features:
         masked = features["masked_lm_positions"].size
-  shape = dataclasses.replace(
-    shape, max_seq_length=length or shape.max_seq_length
-  )
+  length = length or shape.max_seq_length
+  shape = dataclasses.replace(shape, max_seq_length=length)
   if shape.masks:
     shape = _with_masks(shape, files, config, training)
   else:
@@ -117,7 +116,7 @@ def of_run(
     if not masked and not files and config.masks.masked_lm_prob:
       # A dry run's records have room for what the flag asks.
       prob = max(config.masks.masked_lm_prob)
-      masked = masking.most_predictions(shape.max_seq_length, prob, 1)
+      masked = masking.most_predictions(length, prob, 1)
     masked = masked or shape.max_predictions_per_seq
     shape = dataclasses.replace(shape, max_predictions_per_seq=masked)
   if shape.max_predictions_per_seq > shape.max_seq_length:

@@ -235,7 +235,6 @@ class RecordSet:
     return int(self._ends[-1])
 
   def sizes(self) -> list[int]:
-    """The bytes of each file."""
     return [file.size for file in self._files]
 
   def starts(self) -> list[int]:
@@ -275,7 +274,7 @@ class RecordSet:
         file.read_ahead(max(first, start) - start, min(stop, end) - start)
 
   def __iter__(self) -> Iterator[bytes]:
-    return (self.read(i) for i in range(len(self)))
+    return map(self.read, range(len(self)))
 
 
 def _allow_open_files(count: int) -> None:
