@@ -319,10 +319,8 @@ def _parse(
     checks.append(tf.debugging.assert_equal(is_right, True))
   with tf.control_dependencies(checks):
     for name, values in parsed.items():
-      is_integer = values.dtype == tf.int64
-      parsed[name] = (
-        tf.cast(values, tf.int32) if is_integer else tf.identity(values)
-      )
+      kind = tf.int32 if values.dtype == tf.int64 else values.dtype
+      parsed[name] = tf.identity(tf.cast(values, kind))
   if shape.masks:
     parsed = _masked(parsed, keys, probs, shape)
   if not shape.segments:
@@ -358,17 +356,12 @@ def _masked(parsed: dict, keys, probs, shape: record_shape.RecordShape) -> dict:
 
   def draw(ids, mask, segments, keys, probs, *continuation):
     settings = shape.masks._replace(masked_lm_prob=probs)
-    return tuple(
-      masking.mask_records(
-        ids, mask, segments, keys.view(np.uint64), settings, *continuation
-      )
-    )
+    settled = keys.view(np.uint64), settings, *continuation
+    return tuple(masking.mask_records(ids, mask, segments, *settled))
 
-  ids, *masks = tf.numpy_function(
-    draw,
-    [*tokens, keys, probs, *continuation],
-    [tf.int32, tf.int32, tf.int32, tf.float32],
-  )
+  kinds = [tf.int32, tf.int32, tf.int32, tf.float32]
+  arguments = [*tokens, keys, probs, *continuation]
+  ids, *masks = tf.numpy_function(draw, arguments, kinds)
   ids.set_shape(parsed["input_ids"].shape)
   for tensor in masks:
     tensor.set_shape([ids.shape[0], shape.max_predictions_per_seq])
@@ -422,9 +415,8 @@ class UpdateRows:
       micro_batches, size = plan.micro_batches_of(now), plan.records_of(now)
       # All micro-batches are full rows: where a batch does not divide, rows
       # without a record fill the last ones up.
-      places, are_real = record_order.rank_places(
-        micro_batches * plan.micro_batch, size, self._comm
-      )
+      rows = micro_batches * plan.micro_batch
+      places, are_real = record_order.rank_places(rows, size, self._comm)
       positions.append(plan.records_before(now) + places)
       real.append(are_real)
       update.append(np.full(micro_batches, place))

@@ -125,9 +125,8 @@ class TokenSpans(NamedTuple):
 
   def covering(self, first: int, last: int) -> tuple | None:
     """First and last token with characters in text[first:last], or None."""
-    inside = np.flatnonzero(
-      np.maximum(self.starts, first) < np.minimum(self.ends, last)
-    )
+    starts, ends = np.maximum(self.starts, first), np.minimum(self.ends, last)
+    inside = np.flatnonzero(starts < ends)
     return (int(inside[0]), int(inside[-1])) if len(inside) else None
 
 
@@ -225,14 +224,9 @@ class Encoder:
     return ids
 
   def info(self) -> TokenizerInfo:
-    return TokenizerInfo(
-      kind=self.kind,
-      file=os.path.basename(self.file),
-      sha256=file_sha256(self.file),
-      vocab_size=self.vocab_size,
-      do_lower_case=self.do_lower_case,
-      mask_id=self.mask_id,
-    )
+    name, sha256 = os.path.basename(self.file), file_sha256(self.file)
+    lower, mask = self.do_lower_case, self.mask_id
+    return TokenizerInfo(self.kind, name, sha256, self.vocab_size, lower, mask)
 
 
 def inside_chinese_words(text: str, starts: Sequence[int]) -> np.ndarray:

@@ -348,9 +348,8 @@ class _PairsTask:
 
 
 def _find_pairs(task: _PairsTask, scratch: str) -> None:
-  pairs = near_duplicates.edges(
-    task.signatures, task.band, task.part, task.parts, task.similarity
-  )
+  part = task.band, task.part, task.parts
+  pairs = near_duplicates.edges(task.signatures, *part, task.similarity)
   np.save(leases.unfinished(scratch, task.done_file), pairs)
 
 

@@ -146,9 +146,8 @@ def _load_tokenizer(settings: Settings, worker: work_dir.Worker):
   if lines and not worker.number:
     console.tell(*lines)
   info = encoder.info()
-  spec = corpus.TokenizerSpec(
-    info.kind, encoder.file, info.do_lower_case, info.sha256
-  )
+  case = info.do_lower_case
+  spec = corpus.TokenizerSpec(info.kind, encoder.file, case, info.sha256)
   return spec, info
 
 
@@ -227,9 +226,8 @@ def _example_bytes(settings: Settings) -> int:
 
 def _blocks_of_corpus(counts: corpus.CorpusCounts, settings: Settings) -> int:
   """The records of the corpus in units of about `_BLOCK_BYTES`."""
-  examples = settings.dupe_factor * (
-    counts.documents + counts.tokens // settings.max_seq_length
-  )
+  full = counts.tokens // settings.max_seq_length
+  examples = settings.dupe_factor * (counts.documents + full)
   return max(1, -(-examples * _example_bytes(settings) // _BLOCK_BYTES))
 
 

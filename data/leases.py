@@ -133,11 +133,12 @@ class Watch:
     # Looks, not seconds: while this process is stopped, nobody is lost.
     if now - self._last_look >= BEAT_SECONDS:
       self._looks, self._last_look = self._looks + 1, now
-    states = {name: self._lives(name) for name in self.workers()}
-    return (
-      frozenset(name for name in states if states[name]),
-      frozenset(name for name in states if states[name] is False),
-    )
+    lives, gone = set(), set()
+    for name in self.workers():
+      state = self._lives(name)
+      if state is not None:
+        (lives if state else gone).add(name)
+    return frozenset(lives), frozenset(gone)
 
   def _lives(self, name: str) -> bool | None:
     try:

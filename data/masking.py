@@ -201,9 +201,8 @@ def _choose_words(tokens, example, starts, room, keys, size):
   owner = example[first]
   # Sorted by example, then at random.
   shuffle = _hash(keys, tokens[first], _ORDER_STREAM, size)
-  order = np.argsort(
-    owner.astype(np.uint64) << np.uint64(40) | shuffle >> np.uint64(24)
-  )
+  owner_bits = owner.astype(np.uint64) << np.uint64(40)
+  order = np.argsort(owner_bits | shuffle >> np.uint64(24))
   counts = np.bincount(owner, minlength=len(room))
   begins = np.cumsum(counts) - counts
   taken = np.zeros(len(first), bool)

@@ -40,9 +40,8 @@ def permute(
   """
   half = max(3, ((count - 1).bit_length() + 1) // 2)
   half_bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
-  keys = np.random.SeedSequence([seed, epoch, *part]).generate_state(
-    _ROUNDS, np.uint64
-  )
+  chance = np.random.SeedSequence([seed, epoch, *part])
+  keys = chance.generate_state(_ROUNDS, np.uint64)
   values = np.asarray(positions).astype(np.uint64)
   outside = np.ones(values.shape, bool)
   while outside.any():
@@ -75,21 +74,18 @@ class Order:
     def shuffled(places, window):
       start = window * self.window
       size = min(self.window, self.count - start)
-      return start + permute(
-        places - start, size, self.seed, epoch, _IN_WINDOW, window
-      )
+      key = self.seed, epoch, _IN_WINDOW, window
+      return start + permute(places - start, size, *key)
 
-    return self._in_blocks(
-      _by_group(shuffled, places, places // self.window), epoch
-    )
+    places = _by_group(shuffled, places, places // self.window)
+    return self._in_blocks(places, epoch)
 
   def _in_blocks(self, places, epoch):
     """The records at places of an epoch whose windows are not shuffled yet."""
     blocks, offsets = np.divmod(places, self.block)
-    whole = blocks < self.count // self.block
-    blocks[whole] = permute(
-      blocks[whole], self.count // self.block, self.seed, epoch, _OF_BLOCKS
-    )
+    count, key = self.count // self.block, (self.seed, epoch, _OF_BLOCKS)
+    whole = blocks < count
+    blocks[whole] = permute(blocks[whole], count, *key)
     first = permute(np.zeros(1, np.int64), self.count, self.seed, epoch)
     return (first + blocks * self.block + offsets) % self.count
 

@@ -133,11 +133,9 @@ def build_shard(task: ShardTask, scratch: str) -> None:
         f"--num_shards={task.num_shards} is too many: shard {task.shard} gets "
         "no example; give fewer"
       )
-  result = ShardResult(
-    writer.info, num_examples, real_tokens, masked_tokens, random_next
-  )
-  aside = leases.unfinished(scratch, task.done_file)
-  json_files.write(aside, dataclasses.asdict(result))
+  counts = num_examples, real_tokens, masked_tokens, random_next
+  result = dataclasses.asdict(ShardResult(writer.info, *counts))
+  json_files.write(leases.unfinished(scratch, task.done_file), result)
 
 
 def _block_examples(
@@ -146,15 +144,12 @@ def _block_examples(
   settings, tokenizer = task.settings, corpus.load_tokenizer(task.tokenizer)
   seed = settings.random_seed
   lengths = (settings.max_seq_length, settings.short_seq_prob)
+  count = len(documents.document_offsets) - 1
+  number = task.shard + task.num_shards * block
+  num_blocks = task.num_shards * task.num_blocks
   examples = []
   for copy in range(settings.dupe_factor):
-    chosen = documents_of_block(
-      len(documents.document_offsets) - 1,
-      task.shard + task.num_shards * block,
-      task.num_shards * task.num_blocks,
-      copy,
-      seed,
-    ).tolist()
+    chosen = documents_of_block(count, number, num_blocks, copy, seed).tolist()
     found = []
     if settings.cross_documents:
       key = _SEQUENCE_STREAM, copy, task.shard, block

@@ -233,13 +233,8 @@ def prepare(
     work.start.finish()
     return lines
 
-  return share(
-    make,
-    train.place_of_work(),
-    plan,
-    worker or work_dir.alone(),
-    settings.workers.num_workers,
-  )
+  worker, number = worker or work_dir.alone(), settings.workers.num_workers
+  return share(make, train.place_of_work(), plan, worker, number)
 
 
 def main(settings: CorpusSettings) -> None:
