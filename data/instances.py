@@ -132,8 +132,9 @@ def pairs_from_document(
       end = begin + num_a  # the other sentences are put back
     else:
       b_start, b_end = a_end, offsets[end]
-    sizes = a_end - a_start, b_end - b_start
-    length_a, length_b = truncated_lengths(*sizes, max_num_tokens)
+    length_a, length_b = truncated_lengths(
+      a_end - a_start, b_end - b_start, max_num_tokens
+    )
     a = _truncate(a_start, a_end, length_a, rng)
     b = _truncate(b_start, b_end, length_b, rng)
     pairs.append(Example([a, b], is_random_next))
