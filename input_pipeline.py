@@ -93,7 +93,7 @@ class Source:
     shape = self.shape
     firsts = {}  # what all files must have alike: the manifest and its value
     for path, count, size in zip(
-      self.paths, self._counts(), self.set.sizes(), strict=True
+      self.paths, self.set.counts, self.set.sizes(), strict=True
     ):
       if path not in self.manifests:
         continue
@@ -142,15 +142,11 @@ class Source:
       return manifest.tokenizer
     return None
 
-  def _counts(self) -> np.ndarray:
-    """int [files]: the records of each file."""
-    return np.diff([*self.set.starts(), len(self.set)])
-
   @property
   def packing_factor(self) -> float:
     """Examples in a record on average, as the manifests say; 1 without."""
     examples = 0.0
-    for path, count in zip(self.paths, self._counts(), strict=True):
+    for path, count in zip(self.paths, self.set.counts, strict=True):
       found = self.manifests.get(path)
       examples += count * (found[1].packing_factor if found else 1.0)
     return examples / len(self.set)

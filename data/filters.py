@@ -359,8 +359,6 @@ class _Filter(NamedTuple):
 
 
 class _LineFilter(_Filter):
-  """One that removes lines."""
-
   def apply(self, document: _Document, counts: "Counts") -> _Document | None:
     _, measure, _, low, high = self
     if low == -math.inf and measure.most and measure.most(document) <= high:

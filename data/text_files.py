@@ -378,8 +378,7 @@ def lines_of(text: str | None) -> Iterator[str]:
   limit = prose.MAX_PARAGRAPH
   for line in only_text(text or "").split("\n"):
     while len(line) > limit:
-      space = line.rfind(" ", limit // 2, limit)
-      length = space + 1 if space >= 0 else limit
+      length = line.rfind(" ", limit // 2, limit) + 1 or limit
       yield line[:length].strip()
       line = line[length:]
     yield line.strip()

@@ -227,9 +227,9 @@ class RecordSet:
     self.paths = list(paths)
     _allow_open_files(len(self.paths))
     self._files = [_RecordFile(path) for path in self.paths]
-    counts = [len(f.offsets) - 1 for f in self._files]
-    self._ends = np.cumsum(counts)
-    self._starts = self._ends - counts
+    self.counts = [len(f.offsets) - 1 for f in self._files]
+    self._ends = np.cumsum(self.counts)
+    self._starts = self._ends - self.counts
 
   def __len__(self) -> int:
     return int(self._ends[-1])
