@@ -117,8 +117,7 @@ def _removed(document: bytes, reason: str, other: bytes = b"") -> bytes:
 # Reading ----------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class _ReadTask:
+class _ReadTask(NamedTuple):
   pieces: list[text_files.Piece]
   folder: str
   number: int
@@ -218,8 +217,7 @@ def _line_hash(line: bytes) -> bytes:
 # Lines that recur -------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class _LinesTask:
+class _LinesTask(NamedTuple):
   chunks: list[_Chunk]
   done_file: str
   part: int
@@ -269,8 +267,7 @@ def _lines_that_stay(task: "_SignTask") -> np.ndarray:
 # Sentences and signatures -----------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class _SignTask:
+class _SignTask(NamedTuple):
   source: _Chunk
   first: int  # number of its first document
   signed: _Chunk
@@ -337,8 +334,7 @@ def _ngrams_of(
 # Pairs ------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class _PairsTask:
+class _PairsTask(NamedTuple):
   signatures: list[str]  # the folders of all chunks
   done_file: str
   band: int
@@ -458,8 +454,7 @@ class Summary(NamedTuple):
     ]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Cleaning:
+class _Cleaning(NamedTuple):
   work: SharedWork
   rules: Rules
 

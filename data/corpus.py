@@ -10,6 +10,7 @@ import functools
 import operator
 import os
 import zipfile
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,8 +26,7 @@ CHUNK_BYTES = 2 << 20  # of text; a piece of a plain file is about one chunk
 # Tokenizing -------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class TokenizerSpec:
+class TokenizerSpec(NamedTuple):
   """Names a tokenizer, which each worker loads once."""
 
   kind: str  # an `Encoder.kind`
@@ -60,8 +60,7 @@ def continuation_bit(dtype: np.dtype) -> int:
   return 1 << (8 * dtype.itemsize - 1)
 
 
-@dataclasses.dataclass(frozen=True)
-class PieceTask:
+class PieceTask(NamedTuple):
   """All that a worker needs to tokenize one piece."""
 
   piece: Piece

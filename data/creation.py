@@ -14,6 +14,7 @@ import itertools
 import os
 import time
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import tokenization
 from common import console, errors, stores
@@ -36,8 +37,7 @@ _MAX_DEFAULT_SHARDS = 4096
 _PLAN_VERSION = 4
 
 
-@dataclasses.dataclass(frozen=True)
-class Summary:
+class Summary(NamedTuple):
   """What was made, where, and how long it took."""
 
   manifest: records.Manifest
@@ -238,8 +238,7 @@ def _num_shards(counts: corpus.CorpusCounts, settings: Settings) -> int:
   )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Making:
+class _Making(NamedTuple):
   """The passes over a corpus, as one of their workers."""
 
   settings: Settings

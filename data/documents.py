@@ -101,7 +101,7 @@ def _split_plain(path: str, form: DocumentFormat) -> list[Piece]:
 
 
 def _read_plain(piece: Piece, form: DocumentFormat) -> Iterator[Document]:
-  to_end = dataclasses.replace(piece, end=math.inf)
+  to_end = piece._replace(end=math.inf)
   lines: list[str] = []
   start, is_ours = 0, piece.start == 0
   for place, line in text_files.placed_lines(to_end, form.text):

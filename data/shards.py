@@ -28,8 +28,7 @@ _ENCODE_ROWS = 256  # records encoded at once: amortizes NumPy's overhead
 _SHUFFLE_STREAM, _SEQUENCE_STREAM = 2, 3
 
 
-@dataclasses.dataclass(frozen=True)
-class ShardTask:
+class ShardTask(NamedTuple):
   """All that a worker needs to make one shard."""
 
   store: str  # folder of the token store

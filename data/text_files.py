@@ -72,8 +72,7 @@ class TextFormat:
     return codecs.lookup(self.encoding).name == "utf-8"
 
 
-@dataclasses.dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
   """The lines of a file that start at a byte in [start, end)."""
 
   path: str
