@@ -24,7 +24,7 @@ from data import (
 from data.creation_settings import Settings
 
 _ENCODE_ROWS = 256  # records encoded at once: amortizes NumPy's overhead
-# Of random numbers, beside instances.document_rng, whose keys have two parts.
+# Of random numbers, beside those of documents, whose keys have two parts.
 _SHUFFLE_STREAM, _SEQUENCE_STREAM = 2, 3
 
 
