@@ -137,12 +137,8 @@ def _of_record(
 
 def _trimmed(lines: list[str]) -> list[str]:
   """Lines without blank ones at the ends."""
-  first, last = 0, len(lines)
-  while first < last and not lines[first]:
-    first += 1
-  while first < last and not lines[last - 1]:
-    last -= 1
-  return lines[first:last]
+  text = "\n".join(lines).strip("\n")
+  return text.split("\n") if text else []
 
 
 # Tables of text ---------------------------------------------------------------

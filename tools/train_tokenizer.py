@@ -154,7 +154,7 @@ def train_wordpiece(
       "lower-casing drops (text without spaces needs --tokenizer=sentencepiece)"
     )
   ids = _merge(kept, words, vocab_size)
-  vocab = "".join(f"{token}\n" for token in sorted(ids, key=ids.__getitem__))
+  vocab = "\n".join([*sorted(ids, key=ids.__getitem__), ""])
   _write(path, vocab.encode())
 
 
