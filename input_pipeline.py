@@ -561,9 +561,7 @@ def fixed_micro_batch(columns: dict, accumulation: int) -> MicroBatch:
 
 
 @tf.autograph.experimental.do_not_convert  # converting takes a second
-def evaluation_batches(
-  source, batch_size: int, comm, limit: int = 0
-) -> Batches:
+def evaluation_batches(source, batch_size, comm, limit: int = 0) -> Batches:
   """This rank's share of all records, once; `next` is the source's `batch`.
 
   Rows that fill up the last batch weigh 0. `limit` is the most records over all

@@ -320,9 +320,7 @@ def _key(text: bytes) -> int:
 
 
 @functools.lru_cache(1)
-def _ngrams_of(
-  paths: tuple[str, ...], form: documents.DocumentFormat
-) -> np.ndarray:
+def _ngrams_of(paths: tuple, form: documents.DocumentFormat) -> np.ndarray:
   """What `near_duplicates.overlaps` looks for, of all documents of files."""
   texts = []
   for document in _documents(documents.split_into_pieces(paths, form), form):
@@ -501,9 +499,7 @@ class _Cleaning(NamedTuple):
         tasks.append(_PairsTask(chunks, path, band, part, parts, similarity))
     return self._run(_find_pairs, tasks, "near-duplicates")
 
-  def _run(
-    self, function: Callable, tasks: Sequence[leases.Task], title: str
-  ) -> list[str]:
+  def _run(self, function: Callable, tasks: list, title: str) -> list[str]:
     """Waits for all tasks; returns their files."""
     phase, paths = self.work.phase(function, tasks), []
     with Progress(title, len(tasks), "pieces") as bar:

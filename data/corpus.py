@@ -18,7 +18,7 @@ import tokenization
 from common import errors, files, json_files
 from data import instances, leases, text_files
 from data.text_files import Batch, Piece, TextFormat
-from text_encoders import letters_of
+from text_encoders import Encoder, letters_of
 
 CHUNK_BYTES = 2 << 20  # of text; a piece of a plain file is about one chunk
 
@@ -36,7 +36,7 @@ class TokenizerSpec(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1)
-def load_tokenizer(spec: TokenizerSpec) -> tokenization.Encoder:
+def load_tokenizer(spec: TokenizerSpec) -> Encoder:
   """Loads a tokenizer once for all pieces, which share its cache of words.
 
   `UserError` if its file is not what it was when the command began.
@@ -215,9 +215,7 @@ class StoreWriter:
     counts.text_bytes += text_bytes
     return bytes_on_disk
 
-  def finish(
-    self, tokenizer: tokenization.Encoder, block_tokens: int
-  ) -> CorpusCounts:
+  def finish(self, tokenizer: Encoder, block_tokens: int) -> CorpusCounts:
     """Completes the store; DataError if it has no sentence.
 
     The second pass holds whole documents in memory, so those of more than

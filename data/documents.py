@@ -12,7 +12,7 @@ import functools
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from common import input_files, json_files, stores
@@ -153,7 +153,7 @@ def _read_csv(
   start, number = 1, 0  # the line where the next row starts; its number
   try:
     header = next(filter(None, reader), [])
-    _expect_text_column(header, piece.path, form)
+    _expect_column(header, piece.path, form)
     start = reader.line_num + 1
     for row in reader:
       if row and len(row) != len(header):
@@ -170,9 +170,7 @@ def _read_csv(
     ) from e
 
 
-def _expect_text_column(
-  names: Sequence[str], path: str, form: DocumentFormat
-) -> None:
+def _expect_column(names: list[str], path: str, form: DocumentFormat) -> None:
   if form.text.text_field not in names:
     raise DataError(
       f"{path}: none of its {len(names)} columns is "
@@ -290,7 +288,7 @@ def _read_groups(
 def _columns(schema: Any, path: str, form: DocumentFormat) -> list[str]:
   """The names of the columns to read; DataError if none holds the text."""
   name = form.text.text_field
-  _expect_text_column(schema.names, path, form)
+  _expect_column(schema.names, path, form)
   kind = str(schema.field(name).type)
   if not re.match(r"(dictionary<values=)?(large_)?string", kind):
     raise DataError(

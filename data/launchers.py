@@ -72,20 +72,18 @@ _LAUNCHERS = (
 _NONE = _Launcher("", ())
 
 
-def worker_of(
-  settings: WorkerSettings, environment: Mapping[str, str]
-) -> Worker:
+def worker_of(settings: WorkerSettings, environ: Mapping[str, str]) -> Worker:
   """The worker that flags say, or else the environment; or one alone.
 
   UserError if workers cannot be told from those of another start.
   """
-  found = next((row for row in _LAUNCHERS if row.worker in environment), _NONE)
+  found = next((row for row in _LAUNCHERS if row.worker in environ), _NONE)
   number, count = settings.worker, settings.workers
   if number is None:
-    number = int(environment.get(found.worker, 0))
-    number -= int(environment.get(found.first, 0))
+    number = int(environ.get(found.worker, 0))
+    number -= int(environ.get(found.first, 0))
   if count is None:
-    count = int(environment.get(found.workers, 1))
+    count = int(environ.get(found.workers, 1))
   if settings.worker is not None and number >= count:
     raise UserError(
       f"--workers={count} --worker={number}: --worker must be 0 to "
@@ -93,7 +91,7 @@ def worker_of(
     )
   if count == 1:
     return alone()
-  names = [environment[name] for name in found.run if name in environment]
+  names = [environ[name] for name in found.run if name in environ]
   run = settings.run or ":".join(names).removesuffix(f"-{number}")
   if not run:
     raise UserError(
@@ -101,7 +99,7 @@ def worker_of(
       "start: give all of them the same --run, or start them by horovodrun "
       "--gloo, Slurm or Kubernetes"
     )
-  return Worker(run, number, count, int(environment.get(found.local, 1)))
+  return Worker(run, number, count, int(environ.get(found.local, 1)))
 
 
 def run_worker(

@@ -75,9 +75,7 @@ def of_manifest(files: str, vocab_size: int) -> RecordShape | None:
   )
 
 
-def of_run(
-  files: str | None, config: Any, training: bool = True
-) -> RecordShape:
+def of_run(files: str | None, config, training: bool = True) -> RecordShape:
   """The shape of `files` in a run of a `PretrainingConfig`.
 
   Lengths are the flags', else the manifest's, else 128 and 20. Masks that are
@@ -144,9 +142,7 @@ def _with_heads(shape: RecordShape, config) -> RecordShape:
   )
 
 
-def _with_masks(
-  shape: RecordShape, files, config, training: bool
-) -> RecordShape:
+def _with_masks(shape: RecordShape, files, config, training) -> RecordShape:
   """With masks as the flags draw them on reading, or as an evaluation does."""
   masks: Any = shape.masks
   made_with, given = masks.masked_lm_prob, config.masks.given

@@ -75,9 +75,7 @@ def record_features(
   return features
 
 
-def features_of_first(
-  paths: Sequence[str], vocab_size: int
-) -> dict[str, Feature]:
+def features_of_first(paths: list[str], vocab_size: int) -> dict[str, Feature]:
   """The features of files without a manifest, from their first whole record."""
   for path in paths:
     with contextlib.suppress(DataError):
@@ -293,15 +291,13 @@ class Manifest:
         raise ValueError(f"{name} has an impossible value")
 
 
-def find_manifests(
-  record_paths: Sequence[str],
-) -> dict[str, tuple[str, Manifest]]:
+def find_manifests(files: Sequence[str]) -> dict[str, tuple[str, Manifest]]:
   """Record path -> (path, manifest) for records that a manifest lists.
 
   It is beside them, or beside the file that a link of the same name leads to.
   """
   folders: dict[str, dict[str, str]] = collections.defaultdict(dict)
-  for path in record_paths:
+  for path in files:
     folders[os.path.dirname(path)][os.path.basename(path)] = path
   manifests = {}
   for folder, paths in folders.items():

@@ -26,7 +26,7 @@ import tokenization
 from common import files, input_files, json_files, stores
 from common.errors import DataError, UserError
 from common.model_files import TASK_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
-from text_encoders import config_beside
+from text_encoders import Encoder, config_beside
 
 _FORM = {
   "do_lower_case?": (bool, None), "tokenizer_class?": (str, None),
@@ -75,9 +75,7 @@ def normalizer(do_lower_case: bool):
   return normalizers.Sequence([_FINAL_SIGMA, bert]) if do_lower_case else bert
 
 
-def make_tokenizer(
-  encoder: tokenization.Encoder, segment_ids: bool = True
-) -> Tokenizer:
+def make_tokenizer(encoder: Encoder, segment_ids: bool = True) -> Tokenizer:
   """A tokenizer with the ids of an encoder.
 
   Without `segment_ids` the second text of a pair is of segment 0, too. Unlike
@@ -95,12 +93,12 @@ def make_tokenizer(
   return tokenizer
 
 
-def special_ids(encoder: tokenization.Encoder) -> dict[str, int]:
+def special_ids(encoder: Encoder) -> dict[str, int]:
   """Those of "pad", "unk" (if there is one), "cls", "sep" and "mask"."""
   return {role: getattr(encoder, f"{role}_id") for role in encoder.special}
 
 
-def _wordpiece_tokenizer(encoder: tokenization.Encoder) -> Tokenizer:
+def _wordpiece_tokenizer(encoder: Encoder) -> Tokenizer:
   """Differs from the encoder in rare characters: Unicode tables differ."""
   tokenizer = Tokenizer(
     models.WordPiece(
@@ -115,7 +113,7 @@ def _wordpiece_tokenizer(encoder: tokenization.Encoder) -> Tokenizer:
   return tokenizer
 
 
-def _sentencepiece_tokenizer(encoder: tokenization.Encoder) -> Tokenizer:
+def _sentencepiece_tokenizer(encoder: Encoder) -> Tokenizer:
   """Differs from the encoder where a letter has several combining marks.
 
   The library loses some of them. It also chooses otherwise between equally
@@ -161,7 +159,7 @@ _MAKERS = {
 
 def write_tokenizer(
   folder: str,
-  encoder: tokenization.Encoder,
+  encoder: Encoder,
   max_length: int,
   segment_ids: bool = True,
   has_segments: bool = True,
@@ -201,7 +199,7 @@ def own_case(path: str) -> bool | None:
 
 
 def said_case(
-  path: str, kind: type[tokenization.Encoder] = tokenization.WordPieceEncoder
+  path: str, kind: type[Encoder] = tokenization.WordPieceEncoder
 ) -> dict[str, bool | None]:
   """File -> do_lower_case of a vocabulary, if it says it; the first decides.
 
@@ -267,7 +265,7 @@ def named(settings) -> dict[str, Any]:
 
 def load(
   files: dict[str, Any], do_lower_case: bool | None
-) -> tuple[tokenization.Encoder, list[str]]:
+) -> tuple[Encoder, list[str]]:
   """The encoder of a vocabulary in its case, and lines about that.
 
   `files` are as `named`. Raises a `UserError` if the flag contradicts the files
@@ -300,7 +298,7 @@ def fits(path: str) -> bool:
   return True
 
 
-def compare(encoder: tokenization.Encoder, path: str) -> None:
+def compare(encoder: Encoder, path: str) -> None:
   """Raises `DataError` if files beside `path` make other tokens of text.
 
   They are about vocab.txt. Where they only say another case, `case` has a line.
@@ -339,7 +337,7 @@ def compare(encoder: tokenization.Encoder, path: str) -> None:
         )
 
 
-def _moved(tokenizer: dict, encoder: tokenization.Encoder) -> dict:
+def _moved(tokenizer: dict, encoder: Encoder) -> dict:
   """token -> id of the tokens that a tokenizer.json numbers otherwise."""
   vocab = tokenizer.get("model.vocab")
   if not isinstance(vocab, dict):
@@ -356,7 +354,7 @@ def _moved(tokenizer: dict, encoder: tokenization.Encoder) -> dict:
   return moved
 
 
-def _split(fields: dict, encoder: tokenization.Encoder) -> list[str]:
+def _split(fields: dict, encoder: Encoder) -> list[str]:
   """The added tokens that an encoder splits, but for google/bert's own."""
   split = []
   for name in ("added_tokens", "never_split", "additional_special_tokens"):

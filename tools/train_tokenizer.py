@@ -77,7 +77,7 @@ def sample(lines: Iterable[str], size: int) -> list[str]:
 
 
 def _merge(
-  words: list[str], counts: "collections.Counter[str]", vocab_size: int
+  words: list[str], counts: dict[str, int], vocab_size: int
 ) -> dict[str, int]:
   """Trains on words by how often they occur; returns token -> id."""
   # Named letters make runs agree: the library numbers others in the order of a
@@ -99,9 +99,7 @@ def _merge(
   return tokenizer.get_vocab(with_added_tokens=True)
 
 
-def _repeated(
-  words: list[str], counts: "collections.Counter[str]"
-) -> Iterator[str]:
+def _repeated(words: list[str], counts: dict[str, int]) -> Iterator[str]:
   """Each word as often as it is counted."""
   for word in words:
     for done in range(0, counts[word], _AT_ONCE):
