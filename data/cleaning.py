@@ -296,9 +296,8 @@ def _sign_chunk(task: _SignTask, scratch: str) -> None:
     ngrams = _ngrams_of(tuple(rules.evaluation_sets), rules.form)
     is_evaluated = near_duplicates.overlaps(texts, ngrams)
   ids, kept, keys, removed = [], [], [], []
-  for name, text, is_known in zip(
-    source.texts("ids"), texts, is_evaluated, strict=True
-  ):
+  names = source.texts("ids")
+  for name, text, is_known in zip(names, texts, is_evaluated, strict=True):
     if text and not is_known:
       ids.append(name)
       kept.append(text)

@@ -248,15 +248,13 @@ def _language(document: _Document, code: str) -> float:
 @functools.cache
 def _language_model():
   try:
-    from py3langid import langid
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier
   except ImportError as e:
     raise errors.UserError(
       "the filter language needs py3langid: pip install -r "
       "requirements/text.txt"
     ) from e
-  return langid.LanguageIdentifier.from_model_file(
-    langid.MODEL_FILE, norm_probs=True
-  )
+  return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
 
 
 def _text_count(document: _Document, text: str) -> int:

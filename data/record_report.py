@@ -21,6 +21,7 @@ from common import console, stores
 from common.errors import DataError
 from common.files import file_sha256
 from data import masking, tf_example, tfrecord, workers
+from text_encoders import Encoder, TokenizerInfo
 
 _WIDTH = 80
 _SURVEYED = 1000  # records read from files that are not verified
@@ -87,9 +88,7 @@ def _wrapped(head: str, text: str) -> str:
   return wrapper.fill(text)
 
 
-def find_vocabulary(
-  info: tokenization.TokenizerInfo, *folders: str
-) -> str | None:
+def find_vocabulary(info: TokenizerInfo, *folders: str) -> str | None:
   """The file that `info` describes, in one of the folders or its parent."""
   for folder in folders:
     for place in (folder, os.path.join(folder, os.pardir)):
@@ -100,8 +99,8 @@ def find_vocabulary(
 
 
 def find_encoder(
-  info: tokenization.TokenizerInfo | None, folder: str, files: dict[str, Any]
-) -> tokenization.Encoder | None:
+  info: TokenizerInfo | None, folder: str, files: dict[str, Any]
+) -> Encoder | None:
   """The encoder of the given file, else of `find_vocabulary`'s; or None.
 
   `files` are as `tokenizer_files.named`. DataError if the file contradicts
@@ -123,7 +122,7 @@ def find_encoder(
   return encoder
 
 
-def legend(features: Features, encoder: tokenization.Encoder | None) -> str:
+def legend(features: Features, encoder: Encoder | None) -> str:
   """How to read `examples` with the same arguments."""
   lines = []
   if "masked_lm_ids" not in features:
@@ -144,7 +143,7 @@ def examples(
   paths: Sequence[str],
   features: Features,
   settings: masking.MaskSettings | None,
-  encoder: tokenization.Encoder | None,
+  encoder: Encoder | None,
   pairs: bool = True,
 ) -> Iterator[str]:
   """The examples of record files as text, up to the first error in each file.
@@ -184,7 +183,7 @@ def _drawn_masks(
 
 
 def _examples_of_record(
-  record: Record, encoder: tokenization.Encoder | None, pairs: bool
+  record: Record, encoder: Encoder | None, pairs: bool
 ) -> list[str]:
   numbers = record["input_mask"]
   was, chosen = original_ids(record)
@@ -221,7 +220,7 @@ def _spelled(
   seen: np.ndarray,
   was: np.ndarray,
   chosen: np.ndarray,
-  encoder: tokenization.Encoder | None,
+  encoder: Encoder | None,
 ) -> list[str]:
   """Texts of ids [S], {seen|was} at places `chosen`; a space begins a word."""
   if encoder is None:

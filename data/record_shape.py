@@ -129,17 +129,15 @@ def _with_heads(shape: RecordShape, config) -> RecordShape:
   """With what the model learns from the records."""
   pairs, alone = records.OBJECTIVES
   objective = config.objective or (pairs if shape.next_sentence else alone)
-  segments = config.segment_ids
+  has_pairs, segments = objective == pairs, config.segment_ids
   if segments is None:
-    segments = objective == pairs
+    segments = has_pairs
   if segments and config.bert.type_vocab_size < 2:
     raise UserError(
       f"the BERT config's type_vocab_size={config.bert.type_vocab_size} has no "
       "place for second segments: set 2, or give --nosegment_ids"
     )
-  return dataclasses.replace(
-    shape, next_sentence=objective == pairs, segments=segments
-  )
+  return dataclasses.replace(shape, next_sentence=has_pairs, segments=segments)
 
 
 def _with_masks(shape: RecordShape, files, config, training) -> RecordShape:

@@ -141,7 +141,7 @@ def _block_examples(
   documents: instances.Documents, block: int, task: ShardTask
 ) -> list[_Example]:
   settings, tokenizer = task.settings, corpus.load_tokenizer(task.tokenizer)
-  seed = settings.random_seed
+  seed, special = settings.random_seed, (tokenizer.cls_id, tokenizer.sep_id)
   lengths = (settings.max_seq_length, settings.short_seq_prob)
   count = len(documents.document_offsets) - 1
   number = task.shard + task.num_shards * block
@@ -164,9 +164,7 @@ def _block_examples(
             documents, document, *lengths, rng
           )
     for ranges, is_random_next in found:
-      ids, segments = instances.join(
-        documents.tokens, ranges, tokenizer.cls_id, tokenizer.sep_id
-      )
+      ids, segments = instances.join(documents.tokens, ranges, *special)
       examples.append(_Example(ids, segments, is_random_next))
   return examples
 

@@ -77,13 +77,11 @@ def encode_examples(features: Mapping[str, np.ndarray]) -> list[bytes]:
   for name, values in features.items():
     values = np.asarray(values)
     if np.issubdtype(values.dtype, np.floating):
-      list_field = _FLOAT_LIST
+      field = _FLOAT_LIST
       payloads = [row.tobytes() for row in values.astype("<f4")]
     else:
-      list_field, payloads = _INT64_LIST, _varint_rows(values)
-    columns.append(
-      [_entry_head(name, list_field, len(p)) + p for p in payloads]
-    )
+      field, payloads = _INT64_LIST, _varint_rows(values)
+    columns.append([_entry_head(name, field, len(p)) + p for p in payloads])
   examples = map(b"".join, zip(*columns, strict=True))
   return [_field_head(1, len(e)) + e for e in examples]
 

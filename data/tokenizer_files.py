@@ -67,12 +67,10 @@ _FINAL_SIGMA = normalizers.Replace(
 )
 
 
-def normalizer(do_lower_case: bool):
+def normalizer(lower: bool):
   """Cleans text as google/bert does."""
-  bert = normalizers.BertNormalizer(
-    strip_accents=do_lower_case, lowercase=do_lower_case
-  )
-  return normalizers.Sequence([_FINAL_SIGMA, bert]) if do_lower_case else bert
+  bert = normalizers.BertNormalizer(strip_accents=lower, lowercase=lower)
+  return normalizers.Sequence([_FINAL_SIGMA, bert]) if lower else bert
 
 
 def make_tokenizer(encoder: Encoder, segment_ids: bool = True) -> Tokenizer:

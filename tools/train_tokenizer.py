@@ -212,9 +212,8 @@ def train_bpe(
   tokenizer = Tokenizer(models.BPE())
   tokenizer.normalizer = normalizers.NFC()
   if do_lower_case:
-    tokenizer.normalizer = normalizers.Sequence(
-      [normalizers.NFC(), normalizers.Lowercase()]
-    )
+    steps = [normalizers.NFC(), normalizers.Lowercase()]
+    tokenizer.normalizer = normalizers.Sequence(steps)
   tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
   tokenizer.decoder = decoders.ByteLevel()
   special = []
