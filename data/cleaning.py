@@ -178,7 +178,8 @@ def _characters(document: documents.Document) -> int:
 def _filter_chunk(
   batch: list[documents.Document], rules: Rules, chunk: _Chunk, scratch: str
 ) -> None:
-  ids, texts, removed, counts = [], [], [], filters.Counts()
+  ids: list[bytes] = []
+  texts, removed, counts = [], [], filters.Counts()
   line_hashes, line_documents = [], []  # which are numbered in the chunk
   for document in batch:
     name = " ".join(document.id.split()).encode()

@@ -133,7 +133,7 @@ class Watch:
     # Looks, not seconds: while this process is stopped, nobody is lost.
     if now - self._last_look >= BEAT_SECONDS:
       self._looks, self._last_look = self._looks + 1, now
-    lives, gone = set(), set()
+    lives, gone = set[str](), set[str]()
     for name in self.workers():
       state = self._lives(name)
       if state is not None:
