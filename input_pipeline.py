@@ -92,9 +92,8 @@ class Source:
     """Raises `DataError` if files, manifests and shape do not agree."""
     shape = self.shape
     firsts = {}  # what all files must have alike: the manifest and its value
-    for path, count, size in zip(
-      self.paths, self.set.counts, self.set.sizes(), strict=True
-    ):
+    counts, sizes = self.set.counts, self.set.sizes()
+    for path, count, size in zip(self.paths, counts, sizes, strict=True):
       if path not in self.manifests:
         continue
       where, manifest = self.manifests[path]

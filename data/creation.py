@@ -219,9 +219,8 @@ def _with_indexes(manifest: records.Manifest) -> list[str]:
 
 def _example_bytes(settings: Settings) -> int:
   # Ids take two bytes, mask and segment one, a prediction eight.
-  return (
-    4 * settings.max_seq_length + 8 * settings.max_predictions_per_seq + 200
-  )
+  size, most = settings.max_seq_length, settings.max_predictions_per_seq
+  return 4 * size + 8 * most + 200
 
 
 def _blocks_of_corpus(counts: corpus.CorpusCounts, settings: Settings) -> int:

@@ -194,9 +194,8 @@ _OpenTable = Callable[[Any, str], tuple[Any, Iterator[_Group]]]
 
 
 def _parquet_table(arrow: Any, path: str) -> tuple[Any, Iterator[_Group]]:
-  file = arrow.parquet.ParquetFile(
-    stores.at(path).local(), buffer_size=1 << 20, pre_buffer=False
-  )
+  local, size = stores.at(path).local(), 1 << 20
+  file = arrow.parquet.ParquetFile(local, buffer_size=size, pre_buffer=False)
 
   def group(number: int) -> _Group:
     facts = file.metadata.row_group(number)

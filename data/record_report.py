@@ -124,18 +124,14 @@ def find_encoder(
 
 def legend(features: Features, encoder: Encoder | None) -> str:
   """How to read `examples` with the same arguments."""
-  lines = []
-  if "masked_lm_ids" not in features:
-    lines.append(
-      "Masks are drawn when records are read: with a manifest, here once."
-    )
-  lines.append(
+  drawn = "Masks are drawn when records are read: with a manifest, here once."
+  token = (
     "{seen|was} is a token to predict, as the model sees it and as it was."
   )
+  words = f"Ids, not words: {tokenization.VOCABULARY_FLAGS} gives their words."
+  lines = [token] if "masked_lm_ids" in features else [drawn, token]
   if not encoder:
-    lines.append(
-      f"Ids, not words: {tokenization.VOCABULARY_FLAGS} gives their words."
-    )
+    lines.append(words)
   return "\n".join(lines)
 
 

@@ -96,7 +96,7 @@ def special_ids(encoder: Encoder) -> dict[str, int]:
   return {role: getattr(encoder, f"{role}_id") for role in encoder.special}
 
 
-def _wordpiece_tokenizer(encoder: Encoder) -> Tokenizer:
+def _of_wordpiece(encoder: Encoder) -> Tokenizer:
   """Differs from the encoder in rare characters: Unicode tables differ."""
   tokenizer = Tokenizer(
     models.WordPiece(
@@ -111,7 +111,7 @@ def _wordpiece_tokenizer(encoder: Encoder) -> Tokenizer:
   return tokenizer
 
 
-def _sentencepiece_tokenizer(encoder: Encoder) -> Tokenizer:
+def _of_sentencepiece(encoder: Encoder) -> Tokenizer:
   """Differs from the encoder where a letter has several combining marks.
 
   The library loses some of them. It also chooses otherwise between equally
@@ -149,10 +149,7 @@ def _sentencepiece_tokenizer(encoder: Encoder) -> Tokenizer:
   return tokenizer
 
 
-_MAKERS = {
-  "wordpiece": _wordpiece_tokenizer,
-  "sentencepiece": _sentencepiece_tokenizer,
-}
+_MAKERS = {"wordpiece": _of_wordpiece, "sentencepiece": _of_sentencepiece}
 
 
 def write_tokenizer(

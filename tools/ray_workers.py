@@ -127,12 +127,8 @@ def _connect(address: str):
       host, _, port = address.rpartition(":")
       if port.isdigit():  # Ray itself tries for minutes
         socket.create_connection((host, int(port)), timeout=10).close()
-      ray.init(
-        address,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="ERROR",
-      )
+      quiet = {"include_dashboard": False, "log_to_driver": False}
+      ray.init(address, logging_level="ERROR", **quiet)
     except Exception as e:
       said.seek(0)
       problem, remedy = errors.reason(e), "see --address in --help"
@@ -182,9 +178,8 @@ def main(settings: Settings, script: str, *flags: str) -> None:
   here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
     ray.get_runtime_context().get_node_id(), soft=False
   )
-  lines = ray.util.queue.Queue(
-    actor_options={"num_cpus": 0, "scheduling_strategy": here}
-  )
+  options = {"num_cpus": 0, "scheduling_strategy": here}
+  lines = ray.util.queue.Queue(actor_options=options)
   work = ray.remote(_work).options(
     num_cpus=cpus,
     scheduling_strategy="SPREAD",
