@@ -165,9 +165,8 @@ class Source:
       # Few of TensorFlow's ops know uint64.
       return self.read(numbers), keys.view(np.int64), probs
 
-    tensors = tf.numpy_function(
-      read, [numbers, epochs, progress], [tf.string, tf.int64, tf.float64]
-    )
+    kinds = [tf.string, tf.int64, tf.float64]
+    tensors = tf.numpy_function(read, [numbers, epochs, progress], kinds)
     for tensor in tensors:
       tensor.set_shape(numbers.shape)
     return _parse(*tensors, self.shape)
@@ -189,10 +188,8 @@ class Source:
   def fingerprint(self) -> str:
     """Of sizes, contents by manifests, and shape: the same on all ranks."""
     made = hashlib.sha256(f"{self.contents()} {self.shape}".encode())
-    return (
-      f"{len(self.paths)} files with {len(self.set)} records "
-      f"({made.hexdigest()[:12]})"
-    )
+    files, digest = len(self.paths), made.hexdigest()[:12]
+    return f"{files} files with {len(self.set)} records ({digest})"
 
   def locate(self, number: int) -> dict:
     path, place = self.set.locate(number)
@@ -525,16 +522,12 @@ def fake_batch(shape: record_shape.RecordShape, count: int) -> dict:
 
   They are always the same.
   """
-  rng = np.random.default_rng(0)
+  rng, most = np.random.default_rng(0), shape.max_predictions_per_seq
+  limits, packed = (shape.max_seq_length, most), shape.examples_per_record
   columns = collections.defaultdict(list)
   for _ in range(count):
     record = records.fake_features(
-      rng,
-      shape.max_seq_length,
-      shape.max_predictions_per_seq,
-      shape.vocab_size,
-      shape.examples_per_record,
-      shape.max_predictions_per_seq,
+      rng, *limits, shape.vocab_size, packed, predictions=most
     )
     for name, values in record.items():
       columns[name].append(values)

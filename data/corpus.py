@@ -233,10 +233,8 @@ class StoreWriter:
     counts.unknown_tokens = int(of_tokens[tokenizer.unk_id])
     counts.unknown_letters = max(0, counts.letters - spelt)
     counts.unigram_entropy = entropy(of_tokens)
-    json_files.write(
-      os.path.join(self.folder, COUNTS),
-      {**dataclasses.asdict(counts), "vocab_size": self._vocab_size},
-    )
+    facts = dataclasses.asdict(counts) | {"vocab_size": self._vocab_size}
+    json_files.write(os.path.join(self.folder, COUNTS), facts)
     return counts
 
   def _write_documents(self, block_tokens):

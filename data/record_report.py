@@ -167,14 +167,10 @@ def _drawn_masks(
   record: Record, settings: masking.MaskSettings, number: int
 ) -> dict[str, np.ndarray]:
   batch = {name: values[None] for name, values in record.items()}
-  drawn = masking.mask_records(
-    batch["input_ids"],
-    batch["input_mask"],
-    batch["segment_ids"],
-    masking.record_keys(0, 0, np.array([number])),
-    settings,
-    batch.get("is_continuation"),
-  )
+  tokens = batch["input_ids"], batch["input_mask"], batch["segment_ids"]
+  keys = masking.record_keys(0, 0, np.array([number]))
+  continues = batch.get("is_continuation")
+  drawn = masking.mask_records(*tokens, keys, settings, continues)
   return {name: values[0] for name, values in drawn._asdict().items()}
 
 

@@ -213,12 +213,9 @@ class Manifest:
     """How to draw dynamic masks; None for static ones."""
     if self.masking == "static":
       return None
-    return MaskSettings(
-      self.settings["masked_lm_prob"],
-      self.max_predictions_per_seq,
-      self.tokenizer.mask_id,
-      self.tokenizer.vocab_size,
-    )
+    prob, most = self.settings["masked_lm_prob"], self.max_predictions_per_seq
+    mask, vocab_size = self.tokenizer.mask_id, self.tokenizer.vocab_size
+    return MaskSettings(prob, most, mask, vocab_size)
 
   def describe(self, folder: str) -> str:
     """A table for people, with the files that `folder` lacks."""

@@ -188,13 +188,9 @@ def _block_rows(
     rows = _rows(examples, packs[begin : begin + _ENCODE_ROWS], settings)
     if not settings.dynamic_masks:
       numbers = first + begin + np.arange(len(rows["input_ids"]))
-      masked = masking.mask_records(
-        rows["input_ids"],
-        rows["input_mask"],
-        rows["segment_ids"],
-        masking.record_keys(settings.random_seed, task.shard, numbers),
-        masks,
-        rows.pop("is_continuation", None),
-      )
+      columns = rows["input_ids"], rows["input_mask"], rows["segment_ids"]
+      keys = masking.record_keys(settings.random_seed, task.shard, numbers)
+      continues = rows.pop("is_continuation", None)
+      masked = masking.mask_records(*columns, keys, masks, continues)
       rows |= masked._asdict()
     yield rows

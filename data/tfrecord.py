@@ -73,12 +73,8 @@ class _ShardWriter:
 
   @property
   def info(self) -> ShardInfo:
-    return ShardInfo(
-      name=os.path.basename(self._path),
-      records=len(self.offsets) - 1,
-      bytes=self.offsets[-1],
-      sha256=self._sha256.hexdigest(),
-    )
+    name, count = os.path.basename(self._path), len(self.offsets) - 1
+    return ShardInfo(name, count, self.offsets[-1], self._sha256.hexdigest())
 
 
 @contextlib.contextmanager
