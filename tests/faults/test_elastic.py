@@ -28,10 +28,7 @@ def plain_run(tmp_path_factory):
   """Config without dropout, records, and the losses of one rank."""
   folder = tmp_path_factory.mktemp("data")
   write_records(folder / "data-0.tfrecord", 120)
-  config = write_config(
-    folder / "config.json",
-    **NO_DROPOUT,
-  )
+  config = write_config(folder / "config.json", **NO_DROPOUT)
   tiny = config, str(folder / "data-*.tfrecord")
   runs.pretrain(
     tiny,

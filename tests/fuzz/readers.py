@@ -32,12 +32,7 @@ from data import (
 from data.tfrecord import INDEX_SUFFIX, RecordSet, shard_writer, verify_file
 from tests.fuzz import damage
 from tests.fuzz.damage import damaged, damaged_json
-from tests.support.samples import (
-  NO_DROPOUT,
-  TINY,
-  feature_values,
-  write_packed,
-)
+from tests.support.samples import NO_DROPOUT, TINY, feature_values, write_packed
 from tools import prepare_corpus, train_tokenizer
 
 

@@ -28,12 +28,7 @@ from common.errors import DataError, UserError
 from common.tensorflow_v1 import tf
 from config import deepspeed_json
 from config.pretraining import PretrainingConfig
-from data import (
-  creation,
-  record_shape,
-  records,
-  text_files,
-)
+from data import creation, record_shape, records, text_files
 from finetuning import squad
 from gradients.distributed import Comm
 from model import bert_config, huggingface_config

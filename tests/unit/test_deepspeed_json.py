@@ -67,8 +67,7 @@ def test_recipes_by_budget_are_read():
 
 
 @pytest.mark.parametrize(
-  "phase, accumulation",
-  [(1, 16), pytest.param(2, 64, marks=pytest.mark.slow)],
+  "phase, accumulation", [(1, 16), pytest.param(2, 64, marks=pytest.mark.slow)]
 )
 def test_a_dry_run_plans_for_ranks_that_are_not_there(
   tmp_path, phase, accumulation
