@@ -40,21 +40,17 @@ def a_terminal(monkeypatch, columns=80):
 
 
 def test_lines_say_when_how_much_how_fast_and_how_long(now, capsys):
+  """What is not begun has no end."""
   with console.Progress("reading", 1500.0, "MB", 300.0) as progress:
     for now[0] in (1.0, 5.0, 6.0, 9.9, 11.0):
       progress.at(300.0 + 20.0 * now[0])
+  console.Progress("reading", 10, "MB", seconds=0).at(0)
   assert capsys.readouterr().err.splitlines() == [
     "23:59:59  reading: 300 of 1,500 MB  0.0 MB/s  -- left",
     "23:59:59  reading: 400 of 1,500 MB  20.0 MB/s  0:55 left",
     "23:59:59  reading: 520 of 1,500 MB  20.0 MB/s  0:49 left",
+    "23:59:59  reading: 0 of 10 MB  0.0 MB/s  -- left",
   ]
-
-
-def test_nothing_done_has_no_end(now, capsys):
-  progress = console.Progress("reading", 10, "MB", seconds=0)
-  progress.at(0)
-  want = "23:59:59  reading: 0 of 10 MB  0.0 MB/s  -- left\n"
-  assert capsys.readouterr().err == want
 
 
 def left(progress, capsys, *work, **more):
@@ -92,6 +88,7 @@ def test_a_line_that_is_too_long_loses_words_from_its_end(now, capsys):
 
 
 def test_a_terminal_has_one_line_that_is_rewritten(now, monkeypatch):
+  """The last one can stay."""
   terminal = a_terminal(monkeypatch)
   with console.Progress("reading", 10, "MB") as progress:
     progress.at(0, "none", now=True)
@@ -99,20 +96,16 @@ def test_a_terminal_has_one_line_that_is_rewritten(now, monkeypatch):
     console.tell("another")
     progress.at(0, "none so far", now=True)
     progress.at(0, "too soon")
+  last = console.Progress("reading", 10, "MB")
+  last.at(10, "all", now=True)
+  last.close()
+  console.tell("done")
   clear = "\r\x1b[K"
   assert terminal.getvalue() == (
     f"reading: 0 of 10 MB  0.0 MB/s  -- left{clear}none  -- left"
     f"{clear}a file is empty\nanother\nnone so far  -- left{clear}"
+    "all  -- left\ndone\n"
   )
-
-
-def test_the_last_line_of_a_terminal_can_stay(now, monkeypatch):
-  terminal = a_terminal(monkeypatch)
-  progress = console.Progress("reading", 10, "MB")
-  progress.at(10, "all", now=True)
-  progress.close()
-  console.tell("done")
-  assert terminal.getvalue() == "all  -- left\ndone\n"
 
 
 def test_a_narrow_terminal_has_no_second_line(now, monkeypatch):
@@ -122,8 +115,5 @@ def test_a_narrow_terminal_has_no_second_line(now, monkeypatch):
 
 
 def test_time_as_people_write_it():
-  assert [console.minutes(s) for s in (0, 65.9, 7200)] == [
-    "0:00",
-    "1:05",
-    "2:00:00",
-  ]
+  times = {0: "0:00", 65.9: "1:05", 7200: "2:00:00"}
+  assert {seconds: console.minutes(seconds) for seconds in times} == times
