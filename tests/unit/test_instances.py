@@ -45,85 +45,67 @@ def pair(a, b, is_random_next):
   return instances.Example([a, b], is_random_next)
 
 
-def pairs(documents, document, draws, binomials=(), length=13, short=0.1):
-  rng = ScriptedRng(draws, binomials)
-  found = instances.pairs_from_document(documents, document, length, short, rng)
-  assert rng.used_up
-  return found
-
-
 NOT_SHORT, SAME_DOC, RANDOM, ACTUAL = 0.1, 0.0, 0.49, 0.5
 
 
-def test_actual_next_by_hand():
+# Documents; what chance says: draws, binomials; the pairs of document 0.
+BY_HAND = {
   # 4 + 3 + 3 tokens fill the 10; A is randint(1, 2) sentences: 0.99 -> 2.
-  documents = corpus_of([4, 3, 3], [5])
-  assert pairs(documents, 0, [NOT_SHORT, 0.99, ACTUAL]) == [
-    pair((0, 7), (7, 10), False)
-  ]
-
-
-def test_random_next_puts_the_rest_back():
+  "the actual next": (
+    ([4, 3, 3], [5]), [NOT_SHORT, 0.99, ACTUAL], [],
+    [pair((0, 7), (7, 10), False)],
+  ),
   # Chunk of 3 sentences, A = 1 of them. B is random: from document 1 (the
   # first draw gives document 0 again), sentence 0 of it; 6 tokens wanted, so
   # sentences of 5 and 2. Sentences 1 and 2 come again: chunk of 2 (6 tokens,
   # the document ends), A = 1, actual next.
-  documents = corpus_of([4, 3, 3], [5, 2, 2])
-  draws = [NOT_SHORT, 0.0, RANDOM, SAME_DOC, 0.5, 0.0, 0.5, ACTUAL]
   # A 4 + B 7 = 11 is one too many: B is the longer; 1 token from the front.
-  assert pairs(documents, 0, draws, [1]) == [
-    pair((0, 4), (11, 17), True),
-    pair((4, 7), (7, 10), False),
-  ]
-
-
-def test_single_sentence_always_gets_a_random_next():
+  "a random next puts the rest back": (
+    ([4, 3, 3], [5, 2, 2]),
+    [NOT_SHORT, 0.0, RANDOM, SAME_DOC, 0.5, 0.0, 0.5, ACTUAL], [1],
+    [pair((0, 4), (11, 17), True), pair((4, 7), (7, 10), False)],
+  ),
   # No draw for "random or actual": document 1, its sentence 1 of 2.
-  documents = corpus_of([4], [5, 3])
-  assert pairs(documents, 0, [NOT_SHORT, 0.9, 0.5]) == [
-    pair((0, 4), (9, 12), True)
-  ]
-
-
-def test_long_sentence_still_gets_one_sentence():
+  "one sentence always gets a random next": (
+    ([4], [5, 3]), [NOT_SHORT, 0.9, 0.5], [], [pair((0, 4), (9, 12), True)],
+  ),
   # A has 12 tokens > 10, so B's wanted length is negative: one sentence. Then
   # A is cut to 5, B to 5.
-  documents = corpus_of([12], [6, 6])
-  assert pairs(documents, 0, [NOT_SHORT, 0.9, 0.0], [2, 1]) == [
-    pair((2, 7), (13, 18), True)
-  ]
-
-
-def test_short_target():
+  "a long sentence still gets one": (
+    ([12], [6, 6]), [NOT_SHORT, 0.9, 0.0], [2, 1],
+    [pair((2, 7), (13, 18), True)],
+  ),
   # 0.09 < 0.1: short; randint(2, 10) with 0.0 is 2, so every sentence fills.
-  documents = corpus_of([4, 3], [5])
-  draws = [0.09, 0.0, 0.9, 0.0, 0.9, 0.0]
-  assert pairs(documents, 0, draws, []) == [
-    pair((0, 4), (7, 12), True),
-    pair((4, 7), (7, 12), True),
-  ]
-
-
-def test_ten_tries_for_another_document():
+  "a short target": (
+    ([4, 3], [5]), [0.09, 0.0, 0.9, 0.0, 0.9, 0.0], [],
+    [pair((0, 4), (7, 12), True), pair((4, 7), (7, 12), True)],
+  ),
   # The eleventh draw is for the sentence: document 0 is taken after all.
-  documents = corpus_of([4], [5])
-  found = pairs(documents, 0, [NOT_SHORT, *[SAME_DOC] * 10, 0.0])
-  assert found == [pair((0, 4), (0, 4), True)]
+  "ten tries for another document": (
+    ([4], [5]), [NOT_SHORT, *[SAME_DOC] * 10, 0.0], [],
+    [pair((0, 4), (0, 4), True)],
+  ),
+}  # fmt: skip
 
 
-def truncated_slowly(a, b, most):
-  while a + b > most:
-    if a > b:
-      a -= 1
-    else:
-      b -= 1
-  return a, b
+@pytest.mark.parametrize(
+  "documents, draws, binomials, want", BY_HAND.values(), ids=BY_HAND
+)
+def test_pairs_by_hand(documents, draws, binomials, want):
+  rng = ScriptedRng(draws, binomials)
+  made = instances.pairs_from_document(corpus_of(*documents), 0, 13, 0.1, rng)
+  assert made == want and rng.used_up
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(2, 50))
 def test_truncated_lengths_equal_the_loop(a, b, most):
   got = instances.truncated_lengths(a, b, most)
-  assert got == truncated_slowly(a, b, most)
+  while a + b > most:
+    if a > b:
+      a -= 1
+    else:
+      b -= 1
+  assert got == (a, b)
 
 
 @settings(deadline=None, max_examples=200)
@@ -206,26 +188,27 @@ def test_join():
   assert ids.dtype == np.int32
 
 
-def sequences(documents, *chosen, length, draws=(), short=0.0):
-  rng = ScriptedRng(draws)
-  found = instances.sequences(documents, chosen, length, short, rng)
-  assert rng.used_up
-  return [example.ranges for example in found]
-
-
 def test_sequences_by_hand():
   documents = corpus_of([4, 3, 6], [2, 1], [1])
+
+  def ranges(*chosen, length, draws=(), short=0.0):
+    rng = ScriptedRng(draws)
+    made = instances.sequences(documents, chosen, length, short, rng)
+    assert rng.used_up
+    return [example.ranges for example in made]
+
   # Five tokens, [CLS] and [SEP].
-  assert sequences(documents, 0, length=7) == [[(0, 5)], [(5, 10)], [(10, 13)]]
-  assert sequences(documents, 0, 1, 2, length=7) == [
+  assert ranges(0, length=7) == [[(0, 5)], [(5, 10)], [(10, 13)]]
+  assert ranges(0, 1, 2, length=7) == [
     [(0, 5)], [(5, 10)], [(10, 13), (13, 14)], [(14, 16), (16, 17)],
   ]  # fmt: skip
   # No room for a token of the next document and its [SEP].
-  assert sequences(documents, 1, 2, length=6) == [[(13, 16)], [(16, 17)]]
+  assert ranges(1, 2, length=6) == [[(13, 16)], [(16, 17)]]
   # The second one is shorter: 2 + 0.5 * 5 tokens without [CLS].
-  assert sequences(
-    documents, 1, 0, length=7, draws=[0.9, 0.1, 0.5, 0.9, 0.9], short=0.2
-  ) == [[(13, 16), (0, 1)], [(1, 4)], [(4, 9)], [(9, 13)]]
+  draws = [0.9, 0.1, 0.5, 0.9, 0.9]
+  assert ranges(1, 0, length=7, draws=draws, short=0.2) == [
+    [(13, 16), (0, 1)], [(1, 4)], [(4, 9)], [(9, 13)]
+  ]  # fmt: skip
 
 
 @settings(max_examples=50)
