@@ -10,56 +10,43 @@ from config import training_plan
 
 def resolve(**changes):
   settings = dict(
-    ranks=2,
-    records=10_000,
-    train_batch_size=8,
-    num_train_steps=1000,
+    ranks=2, records=10_000, train_batch_size=8, num_train_steps=1000,
     num_warmup_steps=100,
-  )
+  )  # fmt: skip
   return training_plan.resolve(**{**settings, **changes})
 
 
+def numbers(plan):
+  return plan.records_per_update, plan.updates, plan.warmup_updates
+
+
 def test_per_rank_mode_keeps_the_examples_seen():
+  """Or more of them, where steps are rounded up."""
   one = resolve(ranks=1)
-  assert (one.records_per_update, one.updates, one.warmup_updates) == (
-    8,
-    1000,
-    100,
-  )
+  assert numbers(one) == (8, 1000, 100)
   many = resolve(ranks=4, num_accumulation_steps=5)
-  assert (many.records_per_update, many.updates, many.warmup_updates) == (
-    160,
-    50,
-    5,
-  )
+  assert numbers(many) == (160, 50, 5)
   assert many.total_examples == one.total_examples == 8000
   assert many.epochs == 0.8
-
-
-def test_per_rank_mode_never_sees_fewer_examples():
-  plan = resolve(ranks=3)
-  assert plan.updates == 334  # 1000 / 3, rounded up
-  assert plan.warmup_updates == 34
-  assert plan.total_examples >= 8000
+  three = resolve(ranks=3)
+  assert numbers(three) == (24, 334, 34)
+  assert three.total_examples >= 8000
 
 
 def test_global_mode_derives_the_accumulation():
   plan = resolve(global_batch_size=64)
-  assert (plan.accumulation, plan.records_per_update) == (4, 64)
-  assert (plan.updates, plan.warmup_updates) == (1000, 100)  # not divided
+  assert plan.accumulation == 4
+  assert numbers(plan) == (64, 1000, 100)  # not divided
 
 
-def test_plan_for_16_ranks_is_printed_in_full():
+def test_a_plan_is_printed_in_full():
+  """With steps that ranks share."""
   plan = resolve(ranks=16, num_accumulation_steps=2, num_train_steps=3200)
   text = "\n".join(plan.lines())
   for number in ("16 ranks", "2 micro", "8 examples", "256", "100 updates"):
     assert number in text
-
-
-def test_steps_that_ranks_share_are_told():
-  plan = resolve(ranks=4, num_accumulation_steps=2)
   assert plan.lines()[2] == (
-    "--num_train_steps=1000 on 4 ranks x 2 micro-batches are 125 updates"
+    "--num_train_steps=3200 on 16 ranks x 2 micro-batches are 100 updates"
   )
   assert len(resolve(ranks=1).lines()) == 2
   assert len(resolve(global_batch_size=64).lines()) == 2
@@ -68,8 +55,8 @@ def test_steps_that_ranks_share_are_told():
 def test_a_recipe_in_examples_is_the_same_for_packed_records():
   """As many examples an update and in all, whatever the records hold."""
   plan = resolve(global_batch_size=256, train_batch_size=32, packing_factor=2.0)
-  assert (plan.accumulation, plan.records_per_update) == (2, 128)
-  assert (plan.updates, plan.warmup_updates) == (1000, 100)
+  assert plan.accumulation == 2
+  assert numbers(plan) == (128, 1000, 100)
   assert plan.total_examples == 256_000
   assert "global batch 256 in 128 records" in "\n".join(plan.lines())
   # 16 per rank and step, stated for one rank: 8 x 2 x 2 = 32 an update.
@@ -84,9 +71,8 @@ def test_a_packed_global_batch_is_met_as_nearly_as_records_go():
       global_batch_size=256, train_batch_size=most, packing_factor=2.9
     )
     assert (plan.micro_batch, plan.accumulation) == (micro, accumulation)
-    assert plan.records_per_update == 88
-    assert plan.examples(plan.records_per_update) == 255
-    assert (plan.updates, plan.warmup_updates) == (1000, 100)  # as stated
+    assert numbers(plan) == (88, 1000, 100)  # steps as stated
+    assert plan.examples(88) == 255
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.005, 1.19, 2.9, 40.0])
@@ -117,22 +103,20 @@ def test_a_global_batch_is_the_same_on_any_number_of_ranks():
 @pytest.mark.parametrize(
   "changes, words",
   [
-    (dict(ranks=16, global_batch_size=15), ["15 records", "16 ranks"]),
+    (dict(ranks=16, global_batch_size=15), "15 records.*16 ranks"),
     (
       dict(global_batch_size=64, num_accumulation_steps=3),
-      ["num_accumulation_steps=3", "64"],
+      "64.*num_accumulation_steps=3|num_accumulation_steps=3.*64",
     ),
-    (dict(records=15), ["15 records", "global batch of 16"]),
-    (dict(num_warmup_steps=1001), ["1001", "1000"]),
-    (dict(num_warmup_steps=-1), ["-1"]),
-    (dict(num_decay_steps=901), ["num_decay_steps=901", "=100", "=1000"]),
+    (dict(records=15), "15 records.*global batch of 16"),
+    (dict(num_warmup_steps=1001), "1001.*1000"),
+    (dict(num_warmup_steps=-1), "-1"),
+    (dict(num_decay_steps=901), "=100 .*num_decay_steps=901.*=1000"),
   ],
 )
 def test_impossible_plans_are_refused_with_their_numbers(changes, words):
-  with pytest.raises(UserError) as error:
+  with pytest.raises(UserError, match=words):
     resolve(**changes)
-  for word in words:
-    assert word in str(error.value)
 
 
 def test_steps_divided_by_very_many_are_still_one():
@@ -144,10 +128,9 @@ def test_steps_divided_by_very_many_are_still_one():
 
 def test_progress_is_that_of_the_stage_or_of_the_cooldown():
   """What a share of masks that moves goes by; `updates` ends the stage."""
-  whole = resolve(ranks=1)
-  assert [whole.progress(n) for n in (0, 999)] == [0.0, 1.0]
   stage = training_plan.Stage(number=1, first_update=900)
-  later = dataclasses.replace(whole, stage=stage)
-  assert [later.progress(n) for n in (900, 999)] == [0.0, 1.0]
-  cooldown = dataclasses.replace(whole, cooldown_start=800)
-  assert [cooldown.progress(n) for n in (800, 999)] == [0.0, 1.0]
+  for first, change in (
+    (0, {}), (900, {"stage": stage}), (800, {"cooldown_start": 800})
+  ):  # fmt: skip
+    plan = dataclasses.replace(resolve(ranks=1), **change)
+    assert [plan.progress(n) for n in (first, 999)] == [0.0, 1.0]
