@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import pathlib
+import resource
 import shutil
 import subprocess
 import sys
@@ -284,3 +285,38 @@ def read_json(output_dir, name):
   """A JSON file of the run folder."""
   with open(os.path.join(str(output_dir), name), encoding="utf-8") as f:
     return json.load(f)
+
+
+def assert_equal(got, want):
+  """Arrays by name are equal to the last bit."""
+  assert got.keys() == want.keys()
+  for name, value in want.items():
+    np.testing.assert_array_equal(got[name], value, err_msg=name)
+
+
+def change_run(output_dir, plan=(), **flags):
+  """Changes what run.json says of the newest training."""
+  path = pathlib.Path(output_dir) / "run.json"
+  said = json.loads(path.read_text())
+  said["runs"][-1]["flags"].update(flags)
+  said["runs"][-1]["plan"].update(plan)
+  path.write_text(json.dumps(said))
+
+
+def updates_take(monkeypatch, seconds):
+  """Of --max_train_minutes; the first update of a start, which compiles, 0."""
+  from training import signals
+
+  lap = lambda budget: 0.0 if budget._last is None else seconds
+  monkeypatch.setattr(signals.Budget, "lap", lap)
+
+
+@contextlib.contextmanager
+def small_files(size):
+  """A block in which no file may be larger than so many bytes."""
+  before, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
+  try:
+    yield
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (before, most))

@@ -1,5 +1,6 @@
 """Small inputs of tests: configs, records, vocabularies, text."""
 
+import dataclasses
 import json
 import os
 
@@ -80,6 +81,18 @@ def write_packed(folder, dynamic=False, s=32):
     files=tuple(files),
   ).save(str(folder / f"data{records.MANIFEST_SUFFIX}"))
   return str(folder / "data-*.tfrecord"), 24 * examples // 120
+
+
+def change_manifest(folder, settings=(), tokenizer=(), **changes):
+  """Changes the manifest of a folder; (its path, what it was before)."""
+  (path,) = folder.glob(f"*{records.MANIFEST_SUFFIX}")
+  before = records.Manifest.load(str(path))
+  changes["settings"] = {**before.settings, **dict(settings)}
+  changes["tokenizer"] = dataclasses.replace(
+    before.tokenizer, **dict(tokenizer)
+  )
+  dataclasses.replace(before, **changes).save(str(path))
+  return path, before
 
 
 def feature_values(record):
