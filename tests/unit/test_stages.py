@@ -3,15 +3,22 @@
 import dataclasses
 import json
 import os
+import shutil
 
 import numpy as np
 import pytest
 import runs
-from samples import write_config, write_packed, write_records
+from samples import (
+  NO_DROPOUT,
+  TINY,
+  change_manifest,
+  write_config,
+  write_packed,
+  write_records,
+)
 
 import run_pretraining
 from checkpoints import checkpoint_files, description, metrics
-from common import json_files
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from config import stages, training_plan
@@ -48,17 +55,13 @@ def checked(*items):
 
 def values_of(path):
   found = checkpoint_files.Checkpoint(str(path))
-  return {
-    name: found[name]
-    for name in found.shapes
-    if not name.startswith(TRAINING_STATE)
-  }
+  names = (n for n in found.shapes if not n.startswith(TRAINING_STATE))
+  return {name: found[name] for name in names}
 
 
-def assert_equal(got, want):
-  assert got.keys() == want.keys()
-  for name, value in want.items():
-    np.testing.assert_array_equal(got[name], value, err_msg=name)
+def assert_same_checkpoint(one, other, step):
+  name = f"model.ckpt-{step}"
+  runs.assert_equal(values_of(one / name), values_of(other / name))
 
 
 def assert_same_reports(run, whole):
@@ -74,42 +77,32 @@ def by_hand(config, before):
     session.run(
       [tf.global_variables_initializer(), tf.local_variables_initializer()]
     )
-    for variable in tf.global_variables():
-      if variable.op.name in before:
-        variable.load(before[variable.op.name], session)
+    variables = {v.op.name: v for v in tf.global_variables()}
+    for name in variables.keys() & before.keys():
+      variables[name].load(before[name], session)
     task.batches.start(session, 0)
     for _ in range(4):
       for _ in range(task.plan.accumulation - 1):
         session.run(task.ops.accumulate)
       session.run(task.ops.fetches())
-    made = {v.op.name: session.run(v) for v in tf.global_variables()}
+    made = session.run(variables)
   return {n: v for n, v in made.items() if not n.startswith(TRAINING_STATE)}
 
 
 def test_staged_equals_the_stages_by_hand(tiny_run, other_records, tmp_path):
   """A run of the first, and its variables in the graph of the second."""
   run, hand = tmp_path / "run", tmp_path / "hand"
+  one = {"num_train_steps": 3, "global_batch_size": 12}
+  two = {"num_train_steps": 4, "global_batch_size": 20, "learning_rate": 2e-3}
   runs.pretrain(
-    tiny_run,
-    run,
-    **staged(
-      {"num_train_steps": 3, "global_batch_size": 12},
-      {
-        "num_train_steps": 4, "global_batch_size": 20, "learning_rate": 2e-3,
-        "input_file": other_records,
-      },
-    ),
-  )  # fmt: skip
-  first = staged(global_batch_size=12, num_train_steps=3, stages=None)
+    tiny_run, run, **staged(one, two | {"input_file": other_records})
+  )
+  first = staged(**one, stages=None)
   runs.pretrain(tiny_run, hand, **first)
-  before = values_of(hand / "model.ckpt-3")
-  assert_equal(values_of(run / "model.ckpt-3"), before)
-
-  config = runs.config(
-    (tiny_run[0], other_records), hand, **first
-    | {"global_batch_size": 20, "learning_rate": 2e-3, "num_train_steps": 4},
-  )  # fmt: skip
-  assert_equal(values_of(run / "model.ckpt-7"), by_hand(config, before))
+  assert_same_checkpoint(run, hand, 3)
+  config = runs.config((tiny_run[0], other_records), hand, **first | two)
+  made = by_hand(config, values_of(hand / "model.ckpt-3"))
+  runs.assert_equal(values_of(run / "model.ckpt-7"), made)
   assert runs.metrics(run, "examples")[-1] == 3 * 12 + 4 * 20
   files = [other_records, *records.expand_patterns(tiny_run[1])]
   assert description.read(str(run)).record_files == files
@@ -135,24 +128,38 @@ def longer_stage(tmp_path):
   return (config, items[0]["input_file"]), items
 
 
+def masks_apart(items):
+  """Each item without its share of masks, and that share."""
+  for item in items:
+    others = {**item}
+    yield others, masking.shares(others.pop("masked_lm_prob"))
+
+
 LENGTHS = dict(max_seq_length=None, max_predictions_per_seq=None)
 
 
 def test_a_stage_of_longer_records_equals_it_by_hand(longer_stage, tmp_path):
+  """Also when killed in it."""
   tiny_run, items = longer_stage
-  run, hand = tmp_path / "run", tmp_path / "hand"
-  runs.pretrain(tiny_run, run, **staged(*items, **LENGTHS))
-  shares = [masking.shares(item.pop("masked_lm_prob")) for item in items]
+  run, hand, killed = (tmp_path / name for name in ("run", "hand", "killed"))
+  settings = staged(*items, **LENGTHS)
+  runs.pretrain(tiny_run, run, **settings)
+  with runs.ended_after(5):
+    runs.pretrain(tiny_run, killed, **settings)
+  result = runs.pretrain(tiny_run, killed, **settings)
+  assert result["training"]["updates"] == 2
+  assert_same_reports(killed, run)
+  assert_same_checkpoint(killed, run, 7)
+
   first, second = (
     staged(**item, **LENGTHS, stages=None, masks=MaskConfig(share))
-    for item, share in zip(items, shares, strict=True)
+    for item, share in masks_apart(items)
   )
   runs.pretrain(tiny_run, hand, **first)
+  assert_same_checkpoint(run, hand, 3)
   before = values_of(hand / "model.ckpt-3")
-  assert_equal(values_of(run / "model.ckpt-3"), before)
-  config = runs.config(tiny_run, hand, **second)
-  made = by_hand(config, before)
-  assert_equal(values_of(run / "model.ckpt-7"), made)
+  made = by_hand(runs.config(tiny_run, hand, **second), before)
+  runs.assert_equal(values_of(run / "model.ckpt-7"), made)
   places = "bert/embeddings/position_embeddings/adam_m"
   assert not before[places][32:].any() and made[places][32:].any()
 
@@ -164,69 +171,21 @@ def test_a_run_continues_at_another_length_and_theta(longer_stage, tmp_path):
     num_hidden_layers=1, position_type="rotary",
     pre_layer_norm=True, gated=True,
   )  # fmt: skip
-  folders = [tmp_path / name for name in ("short", "long")]
-  for folder, item, theta in zip(folders, items, (1e4, 1.6e5), strict=True):
+  tables, start = [], {}
+  for (item, _), theta in zip(masks_apart(items), (1e4, 1.6e5), strict=True):
     config = write_config(
       tmp_path / f"{theta}.json", global_rope_theta=theta, **modern
     )
-    start = {}
-    if folder.name == "long":
-      start["init_checkpoint"] = str(folders[0] / "model.ckpt-3")
-    item = {**item, "masks": MaskConfig(masking.shares("0.2"))}
-    del item["masked_lm_prob"]
-    runs.pretrain(
-      (config, item["input_file"]),
-      folder,
-      **staged(**item, **LENGTHS, **start, stages=None),
-    )
-    assert description.read(str(folder)).bert.global_rope_theta == theta
-  short, longer = (
-    values_of(folder / f"model.ckpt-{item['num_train_steps']}")
-    for folder, item in zip(folders, items, strict=True)
-  )
-  table = "bert/embeddings/word_embeddings"
-  moved = np.abs(longer[table] - short[table]).max()
-  assert 0 < moved < 0.5 * np.abs(short[table]).max()
-
-
-def test_killed_in_a_stage_of_longer_records_equals_never_killed(
-  longer_stage, tmp_path
-):
-  tiny_run, items = longer_stage
-  whole, run = tmp_path / "whole", tmp_path / "run"
-  settings = staged(*items, **LENGTHS, dropout=0.1)
-  runs.pretrain(tiny_run, whole, **settings)
-  with runs.ended_after(5):
-    runs.pretrain(tiny_run, run, **settings)
-  result = runs.pretrain(tiny_run, run, **settings)
-  assert result["training"]["updates"] == 2
-  assert_same_reports(run, whole)
-  assert_equal(
-    values_of(run / "model.ckpt-7"), values_of(whole / "model.ckpt-7")
-  )
-
-
-def test_killed_while_a_batch_grows_equals_never_killed(tiny_run, tmp_path):
-  """Two updates after the newest checkpoint, which are made again."""
-  whole, run = tmp_path / "whole", tmp_path / "run"
-  settings = staged(
-    {"num_train_steps": 8, "global_batch_size": [6, 24]},
-    dropout=0.1, save_checkpoints_steps=3,
-  )  # fmt: skip
-  runs.pretrain(tiny_run, whole, **settings)
-  assert np.diff(runs.metrics(whole, "examples")).tolist() == [
-    6, 12, 12, 18, 18, 24, 24
-  ]  # fmt: skip
-  with runs.ended_after(5):
-    runs.pretrain(tiny_run, run, **settings)
-  assert [path.name for path in run.glob("*.index")] == ["model.ckpt-3.index"]
-  result = runs.pretrain(tiny_run, run, **settings)
-  assert result["training"]["updates"] == 5
-  assert_same_reports(run, whole)
-  assert runs.metrics(run, "global_step") == list(range(1, 9))
-  assert_equal(
-    values_of(run / "model.ckpt-8"), values_of(whole / "model.ckpt-8")
-  )
+    run = tmp_path / str(theta)
+    settings = staged(**item, **LENGTHS, **start, stages=None)
+    masks = MaskConfig(masking.shares("0.2"))
+    runs.pretrain((config, item["input_file"]), run, masks=masks, **settings)
+    assert description.read(str(run)).bert.global_rope_theta == theta
+    newest = f"{run}/model.ckpt-{item['num_train_steps']}"
+    tables.append(values_of(newest)["bert/embeddings/word_embeddings"])
+    start = {"init_checkpoint": newest}
+  moved = np.abs(tables[1] - tables[0]).max()
+  assert 0 < moved < 0.5 * np.abs(tables[0]).max()
 
 
 def three_stages(other_records):
@@ -240,13 +199,14 @@ def three_stages(other_records):
     {"num_train_steps": 3, "input_file": other_records,
      "global_batch_size": [8, 16, 1]},
     lr_schedule="linear", num_warmup_steps=2, dropout=0.1,
-    initial_weights="informed", sampled_softmax=60,
+    initial_weights="informed", sampled_softmax=60, save_checkpoints_steps=2,
   )  # fmt: skip
 
 
 def test_killed_in_any_stage_equals_never_killed(
   tiny_run, other_records, tmp_path
 ):
+  """Also while a batch grows, and with updates that are made again."""
   settings = three_stages(other_records)
   whole, run = tmp_path / "whole", tmp_path / "run"
   runs.pretrain(tiny_run, whole, **settings)
@@ -257,24 +217,24 @@ def test_killed_in_any_stage_equals_never_killed(
   np.testing.assert_allclose(
     runs.metrics(whole, "learning_rate")[2:], rates, rtol=1e-5
   )
-  state = checkpoint_files.Checkpoint(f"{whole}/model.ckpt-10")
-  assert state["training_state/stage"].tolist() == [2, 7, 0, 120]
-  assert state["training_state/samples_seen"] == 40
   # The second stage continues in the data of the first.
-  state = checkpoint_files.Checkpoint(f"{whole}/model.ckpt-7")
-  assert state["training_state/stage"].tolist() == [1, 4, 48, 48]
-  assert state["training_state/samples_seen"] == 120
+  for step, stage, seen in ((7, [1, 4, 48, 48], 120), (10, [2, 7, 0, 120], 40)):
+    state = checkpoint_files.Checkpoint(f"{whole}/model.ckpt-{step}")
+    assert state["training_state/stage"].tolist() == stage
+    assert state["training_state/samples_seen"] == seen
 
-  for last in (2, 4, 6, 7, 9):  # in each stage, and between them
+  # In each stage, and between them; what is saved by then.
+  for last, saved in ((3, 2), (4, 4), (6, 6), (7, 7), (9, 8)):
     with runs.ended_after(last):
       runs.pretrain(tiny_run, run, **settings)
-  runs.pretrain(tiny_run, run, **settings)
+    steps = checkpoint_files.CheckpointFiles(str(run), 50).steps()
+    assert steps[0] == saved
+  result = runs.pretrain(tiny_run, run, **settings)
+  assert result["training"]["updates"] == 2
+  assert runs.metrics(run, "global_step") == list(range(1, 11))
   assert_same_reports(run, whole)
   for step in (4, 7, 10):
-    assert_equal(
-      values_of(run / f"model.ckpt-{step}"),
-      values_of(whole / f"model.ckpt-{step}"),
-    )
+    assert_same_checkpoint(run, whole, step)
 
 
 def test_stages_that_have_begun_stay(tiny_run, tmp_path):
@@ -290,7 +250,7 @@ def test_stages_that_have_begun_stay(tiny_run, tmp_path):
   assert result["training"]["global_step"] == 5
   with pytest.raises(UserError, match="stages that have begun .* -> "):
     runs.pretrain(tiny_run, tmp_path / "run", **staged(items[0]))
-  plain = staged(stages=None, num_train_steps=9, global_batch_size=12)
+  plain = staged(stages=None, num_train_steps=1, global_batch_size=12)
   with pytest.raises(UserError, match="stages given -> none: give the former"):
     runs.pretrain(tiny_run, tmp_path / "run", **plain)
   runs.pretrain(tiny_run, tmp_path / "plain", **plain)
@@ -319,24 +279,18 @@ def test_a_stage_has_masks_of_its_own(tiny_run, tmp_path):
 
 def test_tokens_of_a_record_are_those_of_all_manifests(packed_run, tmp_path):
   """A stage that ends by tokens reads records of several data sets."""
-  (_, files), _ = packed_run
-  config = runs.config((packed_run[0][0], files), tmp_path / "run")
-  (path,) = tmp_path.glob("*.manifest.json")
-  made = records.Manifest.load(str(path))
-  assert record_shape.tokens_of_a_record(config) == 32  # it does not say
-  made = dataclasses.replace(made, counts={**made.counts, "real_tokens": 2400})
-  made.save(str(path))
-  assert record_shape.tokens_of_a_record(config) == 20
-  # The same records as another data set, whose manifest says half of them.
-  (tmp_path / "more").mkdir()
-  for shard in made.files:
-    os.link(tmp_path / shard.name, tmp_path / "more" / shard.name)
-  counts = {**made.counts, "real_tokens": 1200}
-  more = dataclasses.replace(made, counts=counts)
-  more.save(str(tmp_path / "more" / path.name))
-  both = f"{files},{tmp_path}/more/*.tfrecord"
-  config = dataclasses.replace(config, input_file=both)
-  assert record_shape.tokens_of_a_record(config) == 15
+  (tiny, files), _ = packed_run
+  # The same records as another data set.
+  more = shutil.copytree(tmp_path, tmp_path / "more")
+  both = f"{files},{more}/*.tfrecord"
+  tokens = lambda files: record_shape.tokens_of_a_record(
+    runs.config((tiny, files), tmp_path / "run")
+  )
+  assert tokens(files) == 32  # it does not say
+  _, made = change_manifest(tmp_path)
+  for folder, count in ((tmp_path, 2400), (more, 1200)):
+    change_manifest(folder, counts={**made.counts, "real_tokens": count})
+  assert [tokens(files), tokens(both)] == [20, 15]
 
 
 def test_stages_by_shares_of_the_time(dynamic_run, tmp_path, monkeypatch):
@@ -346,50 +300,57 @@ def test_stages_by_shares_of_the_time(dynamic_run, tmp_path, monkeypatch):
   before a stage's first save.
   """
   tiny_run, batch = dynamic_run
-  monkeypatch.setattr(
-    Budget, "lap", lambda self: 0.0 if self._last is None else 6.0
-  )
+  runs.updates_take(monkeypatch, 6.0)
   settings = staged(
     {"time_share": 0.6, "masked_lm_prob": "0.3:0.2"},
     {"time_share": 0.4},
     lr_schedule="linear", max_train_minutes=1.0, num_train_steps=1000,
     global_batch_size=batch, max_predictions_per_seq=None,
   )  # fmt: skip
-  result = runs.pretrain(tiny_run, tmp_path, **settings)
-  assert result["training"]["out_of_time"]
-  tenths = [10, 9, 8, 7, 6, 5, 4, 3, 2, 1]
+  train = lambda **changes: runs.pretrain(
+    tiny_run, tmp_path, **{**settings, **changes}
+  )["training"]
+  assert train()["out_of_time"]
+  tenths = np.array([10, 9, 8, 7, 6, 5, 4, 3, 2, 1])
   np.testing.assert_allclose(
-    runs.metrics(tmp_path, "learning_rate"), 1e-4 * np.array(tenths), 1e-4
+    runs.metrics(tmp_path, "learning_rate"), 1e-4 * tenths, 1e-4
   )
-  assert (
-    runs.pretrain(tiny_run, tmp_path, **settings)["training"]["updates"] == 0
-  )
-  path = str(tmp_path / "run.json")
-  made = json_files.read(path)
-  made["runs"][-1]["plan"]["stage"]["number"] = 5
-  json_files.write(path, made)
+  assert train()["updates"] == 0
+  stage = runs.read_json(tmp_path, "run.json")["runs"][-1]["plan"]["stage"]
+  runs.change_run(tmp_path, plan={"stage": {**stage, "number": 5}})
   with pytest.raises(UserError, match="--max_train_minutes 1.0 -> 2.0: give"):
-    runs.pretrain(tiny_run, tmp_path, **{**settings, "max_train_minutes": 2.0})
+    train(max_train_minutes=2.0)
 
 
-@pytest.mark.parametrize("stated, want", [(None, 10), (0, 0), (25, 25)])
-def test_the_default_warmup_is_a_tenth_of_all_stages(tiny_run, stated, want):
-  items = {"num_train_steps": 30}, {"num_train_steps": 70}
-  given = staged(*items, num_warmup_steps=stated)
-  config = runs.config(tiny_run, "folder", **given)
+def first_plan(tiny_run, *items, **changes):
+  """The plan of the first stage."""
+  config = runs.config(tiny_run, "folder", **staged(*items, **changes))
 
   def plan_of(stage):
     stage = dataclasses.replace(stage, num_warmup_steps=0)
     return plans.of_run(stage, None, 1)
 
   begun = training_plan.Stage()
-  start = stages.Stages(config, begun, plan_of).start(begun)
-  assert start.plan.warmup_updates == want
+  return stages.Stages(config, begun, plan_of).start(begun).plan
+
+
+@pytest.mark.parametrize("stated, want", [(None, 10), (0, 0), (25, 25)])
+def test_the_default_warmup_is_a_tenth_of_all_stages(tiny_run, stated, want):
+  items = {"num_train_steps": 30}, {"num_train_steps": 70}
+  plan = first_plan(tiny_run, *items, num_warmup_steps=stated)
+  assert plan.warmup_updates == want
+
+
+def rotary(theta):
+  """A BERT config with rotary positions of this wavelength."""
+  keys = {**TINY, **NO_DROPOUT, "position_type": "rotary"}
+  return BertConfig.from_dict({**keys, "global_rope_theta": theta})
 
 
 TIMED = {"num_train_steps": None, "time_share": 1}
 MINUTE = {"max_train_minutes": 1.0}
 COOLDOWN = {"cooldown_from": "x", "lr_schedule": "wsd", "num_decay_steps": 1}
+TURNED = {"bert": rotary(500.0)}
 MOVING = {"masks": MaskConfig(masked_lm_prob=(0.3, 0.15))}
 
 
@@ -416,13 +377,17 @@ MOVING = {"masks": MaskConfig(masked_lm_prob=(0.3, 0.15))}
     ({"input_file": "x"}, {"do_eval": True}, "--eval_input_file, because"),
     ({"hidden_dropout_prob": 2.0}, {}, "stage 1: .*hidden_dropout_prob"),
     ({"learning_rate": -1}, {}, "learning_rate=-1.0"),
+    ({"global_rope_theta": 9.0}, {}, "needs rotary positions"),
+    ({"global_rope_theta": 9.0}, TURNED, "theta in the last stage"),
+    ({"global_rope_theta": -1.0}, TURNED, "global_rope_theta"),
   ],
 )
 def test_stages_that_cannot_be(tiny_run, tmp_path, item, changes, words):
   item = {"num_train_steps": 9, **item}
   given = {name: value for name, value in item.items() if value is not None}
+  items = [given] * (2 if given.get("global_rope_theta", -1) > 0 else 1)
   with pytest.raises(UserError, match=words):
-    runs.pretrain(tiny_run, tmp_path / "run", **staged(given, **changes))
+    runs.pretrain(tiny_run, tmp_path / "run", **staged(*items, **changes))
 
 
 def test_a_file_that_is_no_list_of_stages(tmp_path):
@@ -442,25 +407,21 @@ def test_a_file_that_is_no_list_of_stages(tmp_path):
   )
 
 
-def test_tokens_end_a_stage(tiny_run, tmp_path):
+def test_tokens_end_a_stage(tiny_run):
   """Records without a manifest count as full: 32 tokens."""
-  result = runs.pretrain(
-    tiny_run,
-    tmp_path,
-    **staged({"num_train_tokens": 3 * 12 * 32 - 1, "global_batch_size": 12}),
-  )
-  assert result["training"]["global_step"] == 3
-  # Two updates of 4 and 8 records, then full ones of 12.
-  grown = {"num_train_tokens": 36 * 32, "global_batch_size": [4, 12, 2]}
-  result = runs.pretrain(tiny_run, tmp_path / "grown", **staged(grown))
-  assert runs.metrics(tmp_path / "grown", "examples") == [4, 12, 24, 36]
 
+  def sizes(records, batch):
+    item = {"num_train_tokens": 32 * records - 1, "global_batch_size": batch}
+    plan = first_plan(tiny_run, item)
+    return [size for updates, size in plan.sizes() for _ in range(updates)]
+
+  assert sizes(36, 12) == [12] * 3
+  # Two updates of 4 and 8 records, then full ones of 12.
+  assert sizes(36, [4, 12, 2]) == [4, 8, 12, 12]
   # 8, 16 and then 20 examples: the sizes that updates really have.
-  grown = {"num_train_tokens": 300 * 32, "global_batch_size": [8, 20]}
-  runs.pretrain(tiny_run, tmp_path / "uneven", **staged(grown))
-  examples = runs.metrics(tmp_path / "uneven", "examples")
-  assert {*np.diff(examples)} <= {8, 16, 20} and examples[0] == 8
-  assert examples[-2] < 300 <= examples[-1] < 300 + 20
+  uneven = sizes(300, [8, 20])
+  assert {*uneven} <= {8, 16, 20} and uneven[0] == 8
+  assert sum(uneven[:-1]) < 300 <= sum(uneven) < 300 + 20
 
 
 def test_a_stage_that_has_ended_needs_no_records(
@@ -524,12 +485,11 @@ def test_held_out_records_have_lengths_of_their_own(tiny_run, tmp_path):
 
 def test_a_stage_leaves_the_runs_config_as_it_is(tiny_run, tmp_path):
   """Its dropout would become that of later stages of a resumed run."""
-  item = {"num_train_steps": 2, "global_batch_size": 12}
-  changes = {"hidden_dropout_prob": 0.3}
-  runs.pretrain(tiny_run, tmp_path, **staged({**item, **changes}, dropout=0.1))
-  assert (
-    runs.read_json(tmp_path, "bert_config.json")["hidden_dropout_prob"] == 0.1
-  )
+  item = {"num_train_steps": 1, "global_batch_size": 12}
+  item["hidden_dropout_prob"] = 0.3
+  runs.pretrain(tiny_run, tmp_path, **staged(item, dropout=0.1))
+  bert = runs.read_json(tmp_path, "bert_config.json")
+  assert bert["hidden_dropout_prob"] == 0.1
   flags = runs.read_json(tmp_path, "run.json")["runs"][0]["flags"]
   assert flags["bert"]["hidden_dropout_prob"] == 0.1
   assert flags["hidden_dropout_prob"] == 0.3
@@ -547,21 +507,9 @@ def test_dropout_is_the_stages_the_flags_or_the_configs(tiny_run, tmp_path):
   assert found == [(0.3, 0.1), (0.3, 0.1), (0.0, 0.1)]
 
 
-def rotary(theta):
-  """A BERT config with rotary positions of this wavelength."""
-  keys = {
-    "vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2,
-    "num_attention_heads": 2, "intermediate_size": 64,
-    "max_position_embeddings": 64, "position_type": "rotary",
-    "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
-    "global_rope_theta": theta,
-  }  # fmt: skip
-  return BertConfig.from_dict(keys)
-
-
 def test_a_stage_has_rotary_positions_of_its_own(tiny_run, tmp_path):
   """Its updates and evaluation are those of a model with its wavelength."""
-  run, plain = tmp_path / "run", tmp_path / "plain"
+  run, plain, killed = (tmp_path / name for name in ("run", "plain", "killed"))
   evaluated = {"do_eval": True, "eval_input_file": tiny_run[1]}
   stage = {"num_train_steps": 3, "global_batch_size": 8}
   items = {**stage, "global_rope_theta": 7.0}, stage
@@ -570,9 +518,7 @@ def test_a_stage_has_rotary_positions_of_its_own(tiny_run, tmp_path):
   short = runs.pretrain(
     tiny_run, plain, **staged(stage, bert=rotary(7.0), **evaluated)
   )
-  assert_equal(
-    values_of(run / "model.ckpt-3"), values_of(plain / "model.ckpt-3")
-  )
+  assert_same_checkpoint(run, plain, 3)
   evaluations = metrics.read_jsonl(run / "eval_metrics.jsonl")
   losses = [evaluation["masked_lm_loss"] for evaluation in evaluations]
   assert losses[-2] == short["evaluation"]["masked_lm_loss"]
@@ -582,31 +528,11 @@ def test_a_stage_has_rotary_positions_of_its_own(tiny_run, tmp_path):
   again = runs.pretrain(tiny_run, run, **alone)
   assert again["evaluation"] == whole["evaluation"]
 
-  killed = tmp_path / "killed"
-  for last in (2, 4):
-    with runs.ended_after(last):
-      runs.pretrain(tiny_run, killed, **settings)
+  settings = staged(*items, bert=rotary(500.0))
+  with runs.ended_after(2):
+    runs.pretrain(tiny_run, killed, **settings)
   runs.pretrain(tiny_run, killed, **settings)
-  assert_equal(
-    values_of(killed / "model.ckpt-6"), values_of(run / "model.ckpt-6")
-  )
-
-
-@pytest.mark.parametrize(
-  "theta, changes, words",
-  [
-    (9.0, {}, "needs rotary positions"),
-    (9.0, {"bert": rotary(500.0)}, "theta in the last stage"),
-    (-1.0, {"bert": rotary(500.0)}, "global_rope_theta"),
-  ],
-)
-def test_rotary_positions_that_cannot_be(
-  tiny_run, tmp_path, theta, changes, words
-):
-  item = {"num_train_steps": 9, "global_rope_theta": theta}
-  items = [item, item] if theta > 0 else [item, {"num_train_steps": 9}]
-  with pytest.raises(UserError, match=words):
-    runs.pretrain(tiny_run, tmp_path / "run", **staged(*items, **changes))
+  assert_same_checkpoint(killed, run, 6)
 
 
 @pytest.fixture
@@ -676,9 +602,7 @@ def test_a_stage_that_takes_longer_leaves_less_time_to_the_next(
 def test_the_time_does_not_end_with_a_bad_update(
   tiny_run, tmp_path, monkeypatch
 ):
-  monkeypatch.setattr(
-    Budget, "lap", lambda self: 0.0 if self._last is None else 30.0
-  )
+  runs.updates_take(monkeypatch, 30.0)
   settings = dict(
     max_train_minutes=1.0, num_train_steps=100, save_checkpoints_steps=0
   )
