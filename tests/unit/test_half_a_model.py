@@ -1,19 +1,30 @@
 """What --init_checkpoint lacks, and names of a checkpoint's files."""
 
+import functools
 import math
 import os
+import pathlib
 import re
+import shutil
+import tempfile
 import types
 
 import finetuning_runs
 import pytest
-import runs
 import samples
 import trained
 
-from checkpoints import checkpoint_files, checkpoint_weights, run_start
+import modeling
+from checkpoints import (
+  checkpoint_files,
+  checkpoint_weights,
+  checkpointing,
+  run_start,
+)
 from checkpoints.restore import InitReport, of_encoder
 from common.errors import UserError
+from common.tensorflow_v1 import tf
+from gradients.distributed import Comm
 from interop import model_source, run_settings
 from training import resume
 
@@ -33,12 +44,12 @@ def without(model, folder, pattern):
   """The model's checkpoint without the weights whose names match."""
   source = checkpoint_files.Checkpoint(model)
   names = [n for n in source.shapes if not re.search(f"{pattern}|adam_m", n)]
-  prefix = f"{folder}/part.ckpt"
+  prefix = f"{tempfile.mkdtemp(dir=folder)}/part.ckpt"
   checkpoint_files.write_weights(prefix, {n: source[n] for n in names})
   return prefix
 
 
-# What is left out -> (why pre-training refuses it, or None; what is told).
+# What is left out -> (why pre-training refuses it, or None; what it tells).
 PARTS = {
   "a layer": ("layer_1/", None, ["WARNING: half a model: ", "lacks 16 "]),
   "the embeddings": ("^bert/emb", None, ["lacks 5 ", "bert/embeddings/"]),
@@ -53,45 +64,69 @@ PARTS = {
 }
 
 
-@pytest.mark.parametrize("name", PARTS)
-def test_pretraining_tells_what_a_checkpoint_lacks(
-  model, tmp_path, capfd, name
-):
-  pattern, refused, told = PARTS[name]
-  samples.write_records(tmp_path / "a.tfrecord", 16)
-  config = samples.write_config(tmp_path / "config.json")
-  settings = dict(
-    init_checkpoint=without(model, tmp_path, pattern), num_train_steps=1,
-    num_warmup_steps=0, train_batch_size=8, global_batch_size=8,
-  )  # fmt: skip
-  try:
-    runs.pretrain(
-      (config, f"{tmp_path}/a.tfrecord"), tmp_path / "r", **settings
-    )
-    assert not refused
-  except UserError as e:
-    assert refused and refused in str(e)
-  err = capfd.readouterr().err
-  assert all(words in err for words in told)
-  has = lambda words: any(words in line for line in told)
-  assert ("WARNING" in err) == (
-    has("lacks 5") or has("WARNING") or bool(refused)
+def refusal(restore, kind, init_checkpoint="x", trains=True, session=None):
+  """What a run says that refuses to start from a checkpoint; None: it starts.
+
+  `restore` is that of its checkpointer.
+  """
+  named = types.SimpleNamespace
+  run = named(
+    task=named(initial=None) if trains else None,
+    config=named(kind=kind, init_checkpoint=init_checkpoint, rewarmup=True),
+    checkpointer=named(restore=restore),
+    comm=named(is_root=True),
+    session=session,
+    job=named(labels=None),
   )
-  assert ("masked LM head" in err) == has("masked LM head")
+  try:
+    resume._start(run)
+  except UserError as e:
+    return str(e)
+  return None
 
 
-@pytest.mark.parametrize("name", ["a layer", "one bias", "the pooler"])
-def test_fine_tuning_refuses_half_an_encoder(model, letters, tmp_path, name):
-  pattern, _, _ = PARTS[name]
+@pytest.fixture
+def start(tmp_path):
+  """(kind of task) -> the `refusal` of one graph, for any checkpoint."""
+  bert = modeling.BertConfig.from_dict(trained.CONFIG)
+  with tf.Graph().as_default(), tf.Session() as session:
+
+    def prepare(kind):
+      trained.logits(kind, bert, [[2, 3]], [[0, 0]])
+      run = checkpointing.Checkpointer(str(tmp_path / "run"), Comm())
+      return functools.partial(refusal, run.restore, kind, session=session)
+
+    yield prepare
+
+
+def test_pretraining_tells_what_a_checkpoint_lacks(
+  model, tmp_path, capfd, start
+):
+  refuses = start("pretraining")
+  for name, (pattern, refused, told) in PARTS.items():
+    said = refuses(without(model, tmp_path, pattern))
+    assert (refused in said) if refused else said is None, name
+    err = capfd.readouterr().err
+    assert all(words in err for words in told), name
+    has = lambda words, told=told: any(words in line for line in told)
+    is_half = has("lacks 5") or has("WARNING") or bool(refused)
+    assert ("WARNING" in err) == is_half, name
+    assert ("masked LM head" in err) == has("masked LM head"), name
+
+
+def test_fine_tuning_refuses_half_an_encoder(model, letters, tmp_path, start):
+  refuses = start("classifier")
+  for name in ("a layer", "one bias", "the pooler"):
+    part = without(model, tmp_path, PARTS[name][0])
+    said = refuses(part)
+    assert (said is None) == (name == "the pooler"), said
+    assert not said or re.search(r"lacks bert/.* \(of \d+ variables\)", said)
   finetuning_runs.write_sentences(tmp_path / "train.tsv", 16, seed=1)
   task = finetuning_runs.classifier(
     samples.write_config(tmp_path / "config.json"), letters, tmp_path / "run",
-    do_train=True, do_eval=False, train_file=str(tmp_path / "train.tsv"),
-    init_checkpoint=without(model, tmp_path, pattern), num_train_epochs=1.0,
+    train_file=str(tmp_path / "train.tsv"),
+    init_checkpoint=without(model, tmp_path, PARTS["a layer"][0]),
   )  # fmt: skip
-  if name == "the pooler":
-    finetuning_runs.run(task)
-    return
   with pytest.raises(UserError, match=r"lacks bert/.* \(of \d+ variables\)"):
     finetuning_runs.run(task)
   assert not os.path.exists(tmp_path / "run" / "run.json")
@@ -113,19 +148,8 @@ def test_fine_tuning_refuses_half_an_encoder(model, letters, tmp_path, name):
 def test_what_may_start_random(kind, trains, loaded, missing, refused):
   report = InitReport("x", loaded, missing, [], [])
   restore = types.SimpleNamespace(initialise=lambda *_: report)
-  run = types.SimpleNamespace(
-    task=types.SimpleNamespace(initial=None) if trains else None,
-    config=types.SimpleNamespace(kind=kind, init_checkpoint="x", rewarmup=True),
-    checkpointer=types.SimpleNamespace(restore=restore),
-    comm=types.SimpleNamespace(is_root=True),
-    session=None,
-    job=types.SimpleNamespace(labels=None),
-  )
-  try:
-    resume._start(run)
-    assert not refused
-  except UserError as e:
-    assert refused and f"lacks {missing[0]} (of " in str(e)
+  said = refusal(restore, kind, trains=trains)
+  assert (f"lacks {missing[0]} (of " in said) if refused else said is None
 
 
 def test_layers_that_the_model_has_not_are_told():
@@ -137,23 +161,8 @@ def test_layers_that_the_model_has_not_are_told():
   assert of_encoder([WORDS, HEAD, "bert/pooler/dense/bias"]) == [WORDS]
 
 
-def named(model, tmp_path, ending):
-  """The name of a file of a copy of the model."""
-  folder = tmp_path / "model"
-  folder.mkdir()
-  for name in os.listdir(os.path.dirname(model)):
-    source = os.path.join(os.path.dirname(model), name)
-    os.symlink(source, folder / name)
-  for suffix in (".index", ".data-00000-of-00001"):
-    os.symlink(model + suffix, folder / f"model.ckpt-7{suffix}")
-  prefix, end = ending
-  if not (folder / (prefix + end)).exists():
-    (folder / (prefix + end)).write_text("{}")
-  return str(folder / prefix), end
-
-
 @pytest.mark.parametrize(
-  "ending",
+  "prefix, end",
   [
     ("bert_model.ckpt", ".index"),
     ("bert_model.ckpt", ".data-00000-of-00001"),
@@ -162,12 +171,17 @@ def named(model, tmp_path, ending):
     ("model.ckpt-7", ".json"),
   ],
 )
-def test_a_file_of_a_checkpoint_names_it(model, tmp_path, ending, capsys):
-  prefix, end = named(model, tmp_path, ending)
+def test_a_file_of_a_checkpoint_names_it(model, tmp_path, prefix, end, capsys):
+  folder = shutil.copytree(os.path.dirname(model), tmp_path / "model")
+  for suffix in (".index", ".data-00000-of-00001"):
+    os.symlink(model + suffix, folder / f"model.ckpt-7{suffix}")
+  prefix = f"{folder}/{prefix}"
+  if end in (".meta", ".json"):
+    pathlib.Path(prefix + end).write_text("{}")
   assert model_source.locate(prefix + end)[0] == prefix
   assert f"is without {end}" in capsys.readouterr().err
-  assert run_settings._initial(prefix + end, "", False) == (prefix, [])
-  assert run_settings._initial(prefix + end, "", True) == (prefix, [])
+  for resumes in (False, True):
+    assert run_settings._initial(prefix + end, "", resumes) == (prefix, [])
   opened = checkpoint_weights.open_checkpoint(prefix + end)
   assert opened.path == prefix and WORDS in opened.shapes
   with pytest.raises(UserError, match=rf"={prefix}: .*no folder of a training"):
