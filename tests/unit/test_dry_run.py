@@ -1,5 +1,6 @@
 """Dry runs: sizes that are measured, what they say of others, free memory."""
 
+import concurrent.futures
 import dataclasses
 import math
 import sys
@@ -36,15 +37,11 @@ class Known:
     if self.peak(size) > min(limit_mb, self.ends_at):
       return None
     return dry_run.Measured(
-      size=size,
-      mb=self.peak(size),
-      micro_seconds=size * self.record_seconds,
-      update_seconds=UPDATE,
+      size=size, mb=self.peak(size), gpu_mb=None, checkpoint_mb=CHECKPOINT_MB,
+      micro_seconds=size * self.record_seconds, update_seconds=UPDATE,
       parts={"TensorFlow": 450.0, "weights": 50.0},
       parameters={"embeddings": 10, "encoder": 20},
-      checkpoint_mb=CHECKPOINT_MB,
-      gpu_mb=None,
-    )
+    )  # fmt: skip
 
   def peak(self, size):
     return START_MB + self.record_mb * size
@@ -75,11 +72,10 @@ def test_a_larger_size_is_extended_from_smaller_ones():
     assert needs.largest == min(int(most), 32 * needs.last.size)
 
 
-@pytest.mark.parametrize("record_mb", [0.7, 12.0, 310.0])
+# Of the memory that there really is.
+@pytest.mark.parametrize("share", [1.0, 0.6])
 @pytest.mark.parametrize("here", [1, 2])
-@pytest.mark.parametrize(
-  "share", [1.0, 0.6]
-)  # of the memory that there really is
+@pytest.mark.parametrize("record_mb", [0.7, 12.0, 310.0])
 def test_the_largest_micro_batch_is_found(record_mb, here, share):
   room = (0.9 * 10_000 - CHECKPOINT_MB) / here
   job = Known(record_mb=record_mb, here=here, ends_at=share * room)
@@ -170,39 +166,37 @@ def test_free_memory_is_that_of_the_cgroup(tmp_path, monkeypatch):
   assert 0 < dry_run.free_memory_mb() < 1 << 24
 
 
+def tf_error(kind, said):
+  return getattr(tf.errors, f"{kind}Error")(None, None, said)
+
+
 @pytest.mark.parametrize(
   "error",
   [
     MemoryError(),
-    tf.errors.ResourceExhaustedError(
-      None, None, "OOM when allocating tensor\nx"
-    ),
-    tf.errors.InternalError(
-      None, None, "Failed: Out of memory while trying to"
-    ),
+    tf_error("ResourceExhausted", "OOM when allocating tensor\nx"),
+    tf_error("Internal", "Failed: Out of memory while trying to"),
   ],
 )
 def test_missing_memory_is_one_line_with_what_to_lower(error):
   message = str(evaluation.clear_error(error))
   assert message.startswith("out of memory (") and "\n" not in message
   assert "--train_batch_size" in message and "--recompute" in message
-  other = tf.errors.InternalError(None, None, "Something else")
+  other = tf_error("Internal", "Something else")
   assert evaluation.clear_error(other) is other
 
 
-@pytest.mark.parametrize("kind", ["ResourceExhausted", "Internal"])
 def test_a_training_without_memory_ends_in_one_line(
-  tiny_run, tmp_path, monkeypatch, capsys, kind
+  tiny_run, tmp_path, monkeypatch, capsys
 ):
-  """XLA's error, which has its own class or none, in the first update."""
+  """XLA's error, which has no class of its own, in the first update."""
   run = tf.Session.run
 
   def without_memory(session, fetches, feed_dict=None, *rest, **named):
     if feed_dict is None:
       return run(session, fetches, feed_dict, *rest, **named)
-    raise getattr(tf.errors, f"{kind}Error")(
-      None, None, "Out of memory while trying to allocate 9 bytes.\n\t [[x]]"
-    )
+    said = "Out of memory while trying to allocate 9 bytes.\n\t [[x]]"
+    raise tf_error("Internal", said)
 
   monkeypatch.setattr(tf.Session, "run", without_memory)
   monkeypatch.setattr(sys, "argv", ["run_pretraining.py"])
@@ -228,35 +222,34 @@ def test_a_rank_that_is_planned_has_its_share():
 
 
 def test_a_process_takes_the_gpu_of_its_sessions(monkeypatch):
-  comm, told = distributed.Comm(), []
-  comm.local_rank, comm.local_size = 1, 2
-  config = tf.config
-  monkeypatch.setattr(config, "list_physical_devices", lambda _: ["a", "b"])
-  monkeypatch.setattr(config, "set_visible_devices", lambda *a: told.append(a))
-  monkeypatch.setattr(
-    config.experimental, "set_memory_growth", lambda *a: told.append(a)
-  )
+  comm, told, config = distributed.Comm(), [], tf.config
+  for owner, name in (
+    (config, "set_visible_devices"), (config.experimental, "set_memory_growth")
+  ):  # fmt: skip
+    monkeypatch.setattr(owner, name, lambda *a: told.append(a))
   for name in ("intra", "inter"):
     set_threads = f"set_{name}_op_parallelism_threads"
     monkeypatch.setattr(config.threading, set_threads, lambda _: None)
-  distributed.settled(comm, 1)
-  assert told == [("b", "GPU"), ("b", True)]
-  options = distributed.session_config(comm).gpu_options
-  assert options.visible_device_list == "1" and options.allow_growth
+
+  def settled(rank, ranks, gpus):
+    """What a rank of this host takes, and its session's list."""
+    monkeypatch.setattr(config, "list_physical_devices", lambda _: gpus)
+    comm.local_rank, comm.local_size = rank, ranks
+    told.clear()
+    distributed.settled(comm, 1)
+    options = distributed.session_config(comm).gpu_options
+    assert options.allow_growth
+    return told, options.visible_device_list
+
+  assert settled(1, 2, ["a", "b"]) == ([("b", "GPU"), ("b", True)], "1")
   # Slurm's --gpus-per-task shows each rank its own.
-  monkeypatch.setattr(config, "list_physical_devices", lambda _: ["own"])
   monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
-  told.clear()
-  distributed.settled(comm, 1)
-  options = distributed.session_config(comm).gpu_options
-  assert told[0] == ("own", "GPU") and options.visible_device_list == "0"
+  assert settled(1, 2, ["own"]) == ([("own", "GPU"), ("own", True)], "0")
   monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-  with pytest.raises(UserError, match="2 ranks on a host with 1 GPUs"):
-    distributed.settled(comm, 1)
-  monkeypatch.setattr(config, "list_physical_devices", lambda _: ["a", "b"])
-  comm.local_rank, comm.local_size = 2, 3
-  with pytest.raises(UserError, match="3 ranks on a host with 2 GPUs"):
-    distributed.settled(comm, 1)
+  for rank, ranks, gpus in ((1, 2, ["own"]), (2, 3, ["a", "b"])):
+    words = f"{ranks} ranks on a host with {len(gpus)} GPUs"
+    with pytest.raises(UserError, match=words):
+      settled(rank, ranks, gpus)
 
 
 class Rank(distributed.Comm):
@@ -276,20 +269,16 @@ class Rank(distributed.Comm):
 
 def test_ranks_that_disagree_name_flags_and_values():
   texts = "--seed=1\n--precision=bf16\n--zero=0", "--seed=1\n--precision=fp16"
-  said = {}
 
   def check(rank):
     Rank(rank).check_equal("all", "the same")
     try:
       Rank(rank).check_equal("a flag", texts[rank])
     except UserError as e:
-      said[rank] = str(e)
+      return str(e)
 
-  ranks = [threading.Thread(target=check, args=[rank]) for rank in range(2)]
-  for each in ranks:
-    each.start()
-  for each in ranks:
-    each.join()
+  with concurrent.futures.ThreadPoolExecutor(2) as ranks:
+    said = list(ranks.map(check, range(2)))
   assert said[0] == said[1]
   assert said[0] == (
     "a flag of rank [1] differs from rank 0's: rank 0 has --precision=bf16, "
