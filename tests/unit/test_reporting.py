@@ -45,12 +45,9 @@ def lamb_run(tmp_path_factory):
   rss = lambda: reporting.peak_memory()["peak_memory_mb"]
   before = rss()
   result = runs.pretrain(
-    tiny,
-    folder / "run",
-    optimizer=dict(optimizer="lamb"),
-    num_train_steps=10,
+    tiny, folder / "run", optimizer=dict(optimizer="lamb"), num_train_steps=10,
     peak_tflops=0.25,
-  )
+  )  # fmt: skip
   return folder / "run", result, (before, rss())
 
 
@@ -79,14 +76,14 @@ def test_flops_and_mfu_are_of_the_examples_per_second(lamb_run):
 
 
 def test_padding_is_that_of_the_records(lamb_run):
-  folder, _, _ = lamb_run
+  folder, result, _ = lamb_run
   masks = [r["input_mask"] for i in range(2) for r in fake_records(60, seed=i)]
-  epoch = column(folder, "padding")[:5]
-  np.testing.assert_allclose(epoch.mean(), 1.0 - np.mean(masks), rtol=1e-9)
-  tokens = (1.0 - column(folder, "padding")) * 24 * 32
+  shares = column(folder, "padding")
+  for counted in (shares[:5].mean(), result["training"]["padding"]):
+    assert counted == pytest.approx(1.0 - np.mean(masks), rel=1e-6)
   np.testing.assert_allclose(
     column(folder, "tokens_per_second") / column(folder, "examples_per_second"),
-    tokens / 24,
+    (1.0 - shares) * 32,
     rtol=1e-6,
   )
 
@@ -102,27 +99,24 @@ def test_memory_is_that_of_the_process(lamb_run):
   assert now - 1 <= reporting.peak_memory()["peak_memory_mb"] < now + 10_000
 
 
-def test_trust_ratios_name_the_variable_of_the_smallest():
-  """Of three ratios by hand."""
-  with tf.Graph().as_default():
-    variables = [tf.get_variable(name, [1]) for name in "abc"]
-  got = {"skipped": False, "trust_ratios": np.float32([0.25, 0.125, 1.0])}
-  assert reporting._trust_ratios(got, variables) == {
-    "trust_ratio_min": 0.125,
-    "trust_ratio_median": 0.25,
-    "trust_ratio_max": 1.0,
-    "trust_ratio_min_variable": "b",
-  }
-  assert reporting._trust_ratios({**got, "skipped": True}, variables) == {}
-
-
 def test_trust_ratios_are_reported(lamb_run):
-  """At first biases are 0, so their ratio is 1; the clamp is 0.01 to 0.3."""
+  """At first biases are 0, so their ratio is 1; the clamp is 0.01 to 0.3.
+
+  The variable is that of the smallest of them.
+  """
   folder, _, _ = lamb_run
   assert runs.metrics(folder, "trust_ratio_max")[0] == 1.0
   assert np.all(column(folder, "trust_ratio_min") >= np.float32(0.01))
   names = set(runs.metrics(folder, "trust_ratio_min_variable"))
   assert names <= runs.weights(folder).keys()
+  named = types.SimpleNamespace
+  variables = [named(op=named(name=name)) for name in "abc"]
+  got = {"skipped": False, "trust_ratios": np.float32([0.25, 0.125, 1.0])}
+  assert reporting._trust_ratios(got, variables) == {
+    "trust_ratio_min": 0.125, "trust_ratio_median": 0.25,
+    "trust_ratio_max": 1.0, "trust_ratio_min_variable": "b",
+  }  # fmt: skip
+  assert reporting._trust_ratios({**got, "skipped": True}, variables) == {}
 
 
 def test_tensorboard_has_every_number(lamb_run):
@@ -168,14 +162,9 @@ def test_shares_of_time_are_those_of_what_was_slow(
   slowed(run_pretraining, "add_up", 0.7)
   slowed(checkpointing.Checkpointer, "save", 0.4)
   result = runs.pretrain(
-    tiny_run,
-    tmp_path,
-    num_train_steps=13,
-    do_eval=True,
-    eval_batch_size=60,
-    eval_every_steps=12,
-    save_checkpoints_steps=11,
-  )
+    tiny_run, tmp_path, num_train_steps=13, do_eval=True, eval_batch_size=60,
+    eval_every_steps=12, save_checkpoints_steps=11,
+  )  # fmt: skip
   parts = {
     name: column(tmp_path, f"{name}_seconds")
     for name in ("input", "step", "all_reduce", "save", "evaluation")
@@ -192,12 +181,10 @@ def test_shares_of_time_are_those_of_what_was_slow(
   assert 1.0 + 1.4 + 0.8 < total < result["training"]["seconds"]
 
 
-def test_batches_that_are_ready_are_not_waited_for(tiny_run, tmp_path):
+def test_batches_that_are_ready_are_not_waited_for(lamb_run):
   """All are read at once, before the first update."""
-  runs.pretrain(tiny_run, tmp_path, num_train_steps=12, train_batch_size=8)
-  waited, computed = (
-    column(tmp_path, f"{name}_seconds") for name in ("input", "step")
-  )
+  folder, _, _ = lamb_run
+  waited, computed = (column(folder, f"{n}_seconds") for n in ("input", "step"))
   assert np.median(waited) < 0.1 * np.median(computed)
 
 
@@ -225,7 +212,19 @@ def matmul_flops(graph, session=None):
 
 
 # The gradient of a mean's mask: in the graph, but no run asks for it.
+# The gradient of a mean's mask: in the graph, but no run asks for it.
 UNREAD = {"mean": 2 * 4 * 3 * TINY["hidden_size"] * 32}
+
+
+def differentiated(columns, bert, sampling=None):
+  """The sums of a batch, in a graph with their gradients."""
+  batch = input_pipeline.fixed_micro_batch(columns, 1).batch
+  sums = modeling.pretraining_model(
+    batch, bert, is_training=False, sampling=sampling
+  )
+  loss = sums.masked_lm_loss + sums.next_sentence_loss
+  tf.gradients(loss, tf.trainable_variables())
+  return sums
 
 
 @pytest.mark.parametrize(
@@ -240,15 +239,9 @@ def test_model_flops_are_those_of_the_graph(
   shape = record_shape.RecordShape(32, 5, 100, examples_per_record)
   fixed = jit.mode("off", fixed_shapes=True)
   with tf.Graph().as_default() as graph, fixed:
-    batch = input_pipeline.fixed_micro_batch(
-      input_pipeline.fake_batch(shape, 4), 1
-    ).batch
     sampling = sampled and sampled_softmax.sampling(sampled, 100, [1, 2])
-    sums = modeling.pretraining_model(
-      batch, bert, is_training=False, sampling=sampling or None
-    )
-    loss = sums.masked_lm_loss + sums.next_sentence_loss
-    tf.gradients(loss, tf.trainable_variables())
+    columns = input_pipeline.fake_batch(shape, 4)
+    differentiated(columns, bert, sampling or None)
     found = matmul_flops(graph)
   want = model_flops.pretraining(bert, mixed_precision.FP32, 4, shape, sampled)
   assert found == model_flops.total(want) + UNREAD.get(pooling, 0)
@@ -270,10 +263,7 @@ def test_model_flops_count_the_logits_that_are_computed(tmp_path, mode):
   with tf.Graph().as_default() as graph, shapes:
     columns = input_pipeline.fake_batch(shape, 16)
     columns["masked_lm_weights"][:, 3:] = 0.0
-    batch = input_pipeline.fixed_micro_batch(columns, 1).batch
-    sums = modeling.pretraining_model(batch, config.bert, is_training=False)
-    loss = sums.masked_lm_loss + sums.next_sentence_loss
-    tf.gradients(loss, tf.trainable_variables())
+    sums = differentiated(columns, config.bert)
     with tf.Session() as session:
       session.run(tf.global_variables_initializer())
       found = matmul_flops(graph, session)
@@ -326,32 +316,23 @@ def update_of(dropped, **changes):
     6.0 * kept,
   )  # fmt: skip
   return {
-    "sums": {**sums, "tokens": 120.0 * kept},
-    "learning_rate": 0.5,
-    "grad_norm": 2.0 if kept else 0.0,
-    "loss_scale": 8.0,
-    "skipped": not kept,
-    "skipped_updates": int(not kept),
-    "dropped_micro_batches": dropped,
-    "trust_ratios": np.zeros(0),
-    "records": 10,
-    "seconds": 2.0,
-    "input_seconds": 0.0,
-    "all_reduce_seconds": 0.0,
-    **changes,
-  }
+    "sums": {**sums, "tokens": 120.0 * kept}, "learning_rate": 0.5,
+    "grad_norm": 2.0 if kept else 0.0, "loss_scale": 8.0, "skipped": not kept,
+    "skipped_updates": int(not kept), "dropped_micro_batches": dropped,
+    "trust_ratios": np.zeros(0), "records": 10, "seconds": 2.0,
+    "input_seconds": 0.0, "all_reduce_seconds": 0.0, **changes,
+  }  # fmt: skip
 
 
 def pretraining_task():
   """What a report asks of a task of 100,000 updates."""
   named = types.SimpleNamespace
+  examples_before = lambda update: 24 * update
   return named(
     summarize=run_pretraining.losses,
     headline=lambda report: "5.0% right",
     ops=named(variables=[]),
-    plan=named(
-      ranks=1, updates=100_000, examples_before=lambda update: 24 * update
-    ),
+    plan=named(ranks=1, updates=100_000, examples_before=examples_before),
     positions=64,
     flops={"records": 1e8},
     budget=None,
@@ -368,7 +349,7 @@ def told_of(*updates):
   return found, clock.closing()
 
 
-def test_an_update_without_a_micro_batch_left_has_no_numbers(tmp_path):
+def test_an_update_without_a_micro_batch_left_has_no_numbers():
   report, closing = told_of(update_of(0.0), update_of(4.0))
   assert report["skipped"] and report["dropped_micro_batches"] == 4
   for key in (
@@ -386,6 +367,12 @@ def test_an_update_without_a_micro_batch_left_has_no_numbers(tmp_path):
   report, closing = told_of(update_of(1.0))
   assert report["padding"] is closing["padding"] is None
   assert (report["loss"], report["examples_per_second"]) == (2.0, 9.0)
+  # Nor has a run without a report a steady speed.
+  closing = told_of(update_of(4.0))[1]
+  assert closing["steady_tokens_per_second"] is closing["padding"] is None
+  lines = reporting.speed_lines(closing)
+  assert ", - padding\n" in lines
+  assert lines.endswith(" - examples/s, - tokens/s steady")
 
 
 def test_a_wall_clock_that_is_set_changes_no_seconds(
@@ -423,14 +410,6 @@ def test_no_number_is_null_in_every_file(tmp_path, capsys):
   assert found == {"a": None, "b": [1, None]}
 
 
-def test_a_run_without_a_report_has_no_steady_speed():
-  closing = told_of(update_of(4.0))[1]
-  assert closing["steady_tokens_per_second"] is closing["padding"] is None
-  lines = reporting.speed_lines(closing)
-  assert ", - padding\n" in lines
-  assert lines.endswith(" - examples/s, - tokens/s steady")
-
-
 class Progress(list):
   """Notes what a Reporter shows."""
 
@@ -462,11 +441,8 @@ def test_progress_has_a_smoothed_loss_and_short_words(tmp_path, monkeypatch):
   )  # fmt: skip
   assert second[1] == "smoothed loss 1.500"
   assert lost == (
-    "100,000/100,000",
-    "smoothed loss 1.500",
-    "8 ex/s",
-    "5.0% right",
-  )
+    "100,000/100,000", "smoothed loss 1.500", "8 ex/s", "5.0% right",
+  )  # fmt: skip
   assert how == {"now": True, "seconds": 0.0}  # it compiled
   assert later == {"now": False, "seconds": 2.0}
   assert len("  ".join(["23:59:59", *first, "10:00 left"])) <= 80
