@@ -1,7 +1,6 @@
 """A run that is beyond repair stops, says where, and leaves what was good."""
 
 import dataclasses
-import json
 import os
 import sys
 import types
@@ -21,13 +20,22 @@ from training import divergence, signals
 
 
 def diverge(tiny_run, folder, **changes):
+  changes = {"learning_rate": 1e38, "num_train_steps": 60, **changes}
   with pytest.raises(divergence.DivergedError) as error:
-    runs.pretrain(
-      tiny_run,
-      folder,
-      **{"learning_rate": 1e38, "num_train_steps": 60, **changes},
-    )
+    runs.pretrain(tiny_run, folder, **changes)
   return str(error.value)
+
+
+def saved(folder):
+  return sorted(path.stem for path in folder.glob("model*.index"))
+
+
+def losses(folder):
+  """Update -> the loss of its evaluation."""
+  return {
+    e["global_step"]: e["masked_lm_loss"] + e["next_sentence_loss"]
+    for e in read_jsonl(str(folder / "eval_metrics.jsonl"))
+  }
 
 
 def test_it_stops_and_names_variable_update_records_and_command(
@@ -35,36 +43,32 @@ def test_it_stops_and_names_variable_update_records_and_command(
 ):
   folder = tmp_path / "run"
   runs.trained(tiny_run, folder, num_train_steps=4)
-  monkeypatch.setattr(
-    "sys.argv", ["run_pretraining.py", "--learning_rate=1e38", "--a=b c"]
-  )
+  command = ["run_pretraining.py", "--learning_rate=1e38", "--a=b c"]
+  monkeypatch.setattr("sys.argv", command)
   message = diverge(
     tiny_run, folder, lr_schedule="constant", save_checkpoints_steps=3
   )
+  found = runs.read_json(folder, divergence.FILE)
+  first = found["records"][0]
   # Update 5 still had a gradient; its weights have none.
-  assert message.startswith(
-    "update 15: gradients are not finite for 10 updates"
-  )
+  words = "update 15: gradients are not finite for 10 updates"
+  assert message.startswith(words)
   assert "update 6 that of bert/embeddings/word_embeddings" in message
   assert f"{folder}/model.ckpt-4 is from before" in message
+  assert f"{first['file']}:{first['record']}" in message
   assert message.endswith(
     f"\n  {os.path.relpath(sys.executable)} run_pretraining.py '--a=b c' "
     "--learning_rate=5e+37"
   )
-  assert not list(folder.glob("model.ckpt-6*")), "saved while it was bad"
+  assert "model.ckpt-6" not in saved(folder), "saved while it was bad"
 
-  with open(folder / divergence.FILE, encoding="utf-8") as f:
-    found = json.load(f)
   assert found["update"] == 6 and found["samples_seen_before"] == 5 * 24
   largest = next(iter(found["largest_weights"].values()))
   assert largest is None or largest > 1e37  # null: infinite
-  numbers = record_order.Order(120, 12345).records(range(120, 144))
-  assert [(r["file"][-14:], r["record"]) for r in found["records"]] == [
-    (f"data-{n // 60}.tfrecord"[-14:], n % 60) for n in numbers.tolist()
-  ]
-  assert f"{found['records'][0]['file']}:{found['records'][0]['record']}" in (
-    message
-  )
+  numbers = record_order.Order(120, 12345).records(range(120, 144)).tolist()
+  assert [
+    (os.path.basename(r["file"]), r["record"]) for r in found["records"]
+  ] == [(f"data-{n // 60}.tfrecord", n % 60) for n in numbers]
 
   # And the advice is right: a lower rate goes on from there.
   result = runs.pretrain(tiny_run, folder, num_train_steps=8)
@@ -75,22 +79,15 @@ def test_it_stops_and_names_variable_update_records_and_command(
 @pytest.mark.slow
 def test_a_falling_loss_scale_is_no_reason_but_its_floor_is(tiny_run, tmp_path):
   """30 halvings are waited for; at the floor ten more updates."""
-  runs.pretrain(
-    tiny_run,
-    tmp_path / "falls",
-    precision="fp16",
-    loss_scale=dict(initial_loss_scale=2.0**40),
-  )
-  skipped = runs.metrics(tmp_path / "falls", "skipped")
-  assert sum(skipped) > divergence.PATIENCE
+  falls, scale = tmp_path / "falls", dict(initial_loss_scale=2.0**40)
+  runs.pretrain(tiny_run, falls, precision="fp16", loss_scale=scale)
+  assert sum(runs.metrics(falls, "skipped")) > divergence.PATIENCE
 
+  scale = dict(initial_loss_scale=2.0**41, min_loss_scale=2.0**40)
   message = diverge(
-    tiny_run,
-    tmp_path / "floor",
-    learning_rate=1e-3,
-    precision="fp16",
-    loss_scale=dict(initial_loss_scale=2.0**41, min_loss_scale=2.0**40),
-  )
+    tiny_run, tmp_path / "floor", learning_rate=1e-3, precision="fp16",
+    loss_scale=scale,
+  )  # fmt: skip
   assert message.startswith("update 11: ") and "first at update 2 " in message
   assert "loss scale 1.09951e+12" in message
 
@@ -101,28 +98,26 @@ def test_a_diverged_state_is_not_saved_at_the_end_or_at_a_stop(
   folder = tmp_path / "run"
   runs.trained(tiny_run, folder, num_train_steps=4)
   message = diverge(tiny_run, folder, lr_schedule="constant", num_train_steps=8)
-  assert message.startswith(
-    "update 8: gradients are not finite for 3 updates in a row, first at update"
-    " 6 "
-  )
+  words = "update 8: gradients are not finite for 3 updates in a row, first at"
+  assert message.startswith(f"{words} update 6 ")
   assert f"{folder}/model.ckpt-4 is from before" in message
-  assert [p.name for p in folder.glob("*.index")] == ["model.ckpt-4.index"]
+  assert saved(folder) == ["model.ckpt-4"]
 
   asked = iter([None] * 3 + ["stop"])
-  with monkeypatch.context() as patch:
-    patch.setattr(signals.StopVote, "verdict", lambda *_: next(asked))
-    result = runs.pretrain(
-      tiny_run, folder, lr_schedule="constant", learning_rate=1e38
-    )
+  monkeypatch.setattr(signals.StopVote, "verdict", lambda *_: next(asked))
+  result = runs.pretrain(
+    tiny_run, folder, lr_schedule="constant", learning_rate=1e38
+  )
   assert result["training"]["stopped"]
   assert result["training"]["global_step"] == 4
-  assert [p.name for p in folder.glob("*.index")] == ["model.ckpt-4.index"]
+  assert saved(folder) == ["model.ckpt-4"]
   told = capfd.readouterr().err
-  assert "updates 6 to 8 were not finite and are not saved: update 4" in told
-  assert f"checkpoint  {folder}/model.ckpt-4\n" in told
-  assert (
-    "stopped as asked before update 5, saved: the same command resumes" in told
-  )
+  for words in (
+    "updates 6 to 8 were not finite and are not saved: update 4",
+    f"checkpoint  {folder}/model.ckpt-4\n",
+    "stopped as asked before update 5, saved: the same command resumes",
+  ):
+    assert words in told
 
 
 def test_a_save_due_at_a_bad_update_is_made_after_it(
@@ -137,43 +132,31 @@ def test_a_save_due_at_a_bad_update_is_made_after_it(
   monkeypatch.setattr(divergence.Guard, "check", check_a_bad_one)
   settings = dict(do_eval=True, eval_every_steps=4, save_checkpoints_steps=4)
   runs.pretrain(tiny_run, tmp_path, num_train_steps=6, **settings)
-  assert sorted(p.stem for p in tmp_path.glob("model*.index")) == [
-    "model.ckpt-5",
-    "model.ckpt-6",
-  ]
-  evaluations = read_jsonl(str(tmp_path / "eval_metrics.jsonl"))
-  assert [e["global_step"] for e in evaluations] == [0, 6]
+  assert saved(tmp_path) == ["model.ckpt-5", "model.ckpt-6"]
+  assert [*losses(tmp_path)] == [0, 6]
 
 
 def test_ten_bad_updates_that_are_not_in_a_row_are_none():
   named = types.SimpleNamespace
+  plan = named(records_before=lambda n: 24 * n, records_of=lambda n: 24)
   guard = divergence.Guard(
     named(
       comm=named(is_root=False, gather=lambda values: values),
       checkpointer=named(wait=lambda: None),
       config=named(uses_fp16=False, loss_scale=LossScaleConfig()),
-      task=named(
-        plan=named(
-          records_before=lambda update: 24 * update,
-          records_of=lambda update: 24,
-        ),
-        ops=named(variables=[]),
-      ),
+      task=named(plan=plan, ops=named(variables=[])),
     )
   )
-  report = lambda bad: {
-    "skipped": bad,
-    "dropped_micro_batches": 0.0,
-    "loss_scale": 1.0,
+  report = lambda bad, dropped=0.0: {
+    "skipped": bad, "dropped_micro_batches": dropped, "loss_scale": 1.0,
     "nonfinite_variable": -1,
-  }
+  }  # fmt: skip
   for step in range(1, 41):
     guard.check(step, report(step % divergence.PATIENCE != 0))
     assert guard.bad == (step % divergence.PATIENCE != 0)
   # To lose some micro-batches once is no sign.
-  some = {**report(False), "dropped_micro_batches": 1.0}
   for step, bad in ((41, False), (42, True), (43, True)):
-    guard.check(step, some)
+    guard.check(step, report(False, dropped=1.0))
     assert guard.bad == bad
   guard.check(44, report(False))
   with pytest.raises(divergence.DivergedError, match="rank 0 says more"):
@@ -186,30 +169,19 @@ def test_ten_bad_updates_that_are_not_in_a_row_are_none():
 def test_the_best_checkpoint_by_evaluation_stays(tiny_run, tmp_path):
   """Also where no checkpoint was due, and over a resume."""
   settings = dict(
-    do_eval=True,
-    eval_every_steps=2,
-    save_checkpoints_steps=5,
-    keep_checkpoints=1,
-    lr_schedule="constant",
-  )
+    do_eval=True, eval_every_steps=2, save_checkpoints_steps=5,
+    keep_checkpoints=1, lr_schedule="constant",
+  )  # fmt: skip
   # It learns, and then is made worse by a rate that is far too high.
   runs.pretrain(tiny_run, tmp_path, num_train_steps=7, **settings)
-  losses = {
-    e["global_step"]: e["masked_lm_loss"] + e["next_sentence_loss"]
-    for e in read_jsonl(str(tmp_path / "eval_metrics.jsonl"))
-  }
-  assert sorted(losses) == [0, 2, 4, 6, 7]
+  assert [*losses(tmp_path)] == [0, 2, 4, 6, 7]
   runs.pretrain(
     tiny_run, tmp_path, num_train_steps=17, learning_rate=0.5, **settings
   )
-  losses = {
-    e["global_step"]: e["masked_lm_loss"] + e["next_sentence_loss"]
-    for e in read_jsonl(str(tmp_path / "eval_metrics.jsonl"))
-  }
-  best = min(losses, key=losses.get)
-  assert 0 < best <= 8 and losses[17] > losses[best]
-  kept = sorted(p.stem for p in tmp_path.glob("model.ckpt-*.json"))
-  assert kept == sorted({f"model.ckpt-{best}", "model.ckpt-17"})
+  found = losses(tmp_path)
+  best = min(found, key=found.get)
+  assert 0 < best <= 8 and found[17] > found[best]
+  assert saved(tmp_path) == sorted({f"model.ckpt-{best}", "model.ckpt-17"})
 
 
 def test_a_rank_commits_only_with_all_others(tmp_path):
