@@ -1,7 +1,6 @@
 """Reports that survive a full disk and a kill."""
 
 import errno
-import resource
 
 import pytest
 import runs
@@ -77,14 +76,10 @@ def test_no_space_for_reports_is_told_and_they_are_written_later(tmp_path):
 
 def test_reports_that_never_found_space_are_an_error(tmp_path):
   log = log_of(tmp_path)
-  before = resource.getrlimit(resource.RLIMIT_FSIZE)
-  resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
-  try:
+  with runs.small_files(10):
     log.write(report(1))
     with pytest.raises(DataError, match=r"m\.jsonl: 1 reports could not"):
       log.close()
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_full_disk_names_the_file(tmp_path):
