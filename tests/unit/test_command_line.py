@@ -1,36 +1,15 @@
 """Flags that are wrong: told at once, in one style, with a remedy."""
 
-import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 import runs
 from absl import flags
 from test_docs import known_flags
-from test_settings import Outer, parsed
+from test_settings import Outer, answer, parsed
 
 from common import command_line
-
-
-@pytest.fixture
-def without_tensorflow(tmp_path):
-  """(words of a command) -> its stderr, where TensorFlow ends a program."""
-  (tmp_path / "tensorflow.py").write_text("raise SystemExit('loaded')\n")
-
-  def run(*words):
-    done = subprocess.run(
-      [sys.executable, *words],
-      cwd=runs.ROOT, env={**os.environ, "PYTHONPATH": str(tmp_path)},
-      capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 1 and not done.stdout
-    return done.stderr
-
-  return run
-
 
 TRAIN = "--do_train --output_dir=out --bert_config_file=tiny"
 FINETUNE = (
@@ -70,10 +49,12 @@ WRONG = [
 
 @pytest.mark.parametrize("command, words", WRONG)
 def test_flags_and_files_are_checked_before_tensorflow(
-  without_tensorflow, command, words
+  tmp_path, command, words
 ):
-  script = command.split()[0]
-  said = without_tensorflow(*command.split())
+  script, *_ = command.split()
+  done = answer(tmp_path, "raise SystemExit('loaded')", *command.split())
+  assert done.returncode == 1 and not done.stdout
+  said = done.stderr
   assert said.startswith(f"{script}: error: {words}") and said.count("\n") == 1
 
 
@@ -113,13 +94,10 @@ THEIRS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", THEIRS)
-def test_flags_of_other_projects_have_an_answer(name):
-  said = command_line.in_place_of(name)
-  assert said and "](" not in said and "`" not in said
-
-
-def test_all_flags_that_the_page_names_have_an_answer():
+def test_flags_of_other_projects_have_an_answer():
+  for name in THEIRS:
+    said = command_line.in_place_of(name)
+    assert said and "](" not in said and "`" not in said, name
   page = pathlib.Path(runs.ROOT, "docs/coming_from.md").read_text()
   names = set()
   for row in re.findall(r"^\| (.*?) \|", page, re.M):

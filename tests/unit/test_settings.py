@@ -62,10 +62,6 @@ def parsed(kind, *words):
   return values
 
 
-def by_unit(kind):
-  return parsed(kind, "--size_file=x")["count"].help
-
-
 def test_flags_make_the_dataclass():
   values = parsed(Outer, "--size_file=xy", "--parts=a,b", "--beta=0.25")
   found = {"count": 7, "parts": ["b"], "beta": 0.75}
@@ -76,8 +72,9 @@ def test_flags_make_the_dataclass():
   assert by_alias.size == 3
   with pytest.raises(UserError, match="--size_file is missing; see --help"):
     settings.from_flags(Outer, parsed(Outer, "--count=2"))
-  assert by_unit(Outer) == "Number of records to read."
-  assert by_unit(Other) == "Number of examples to read."
+  for kind in (Outer, Other):
+    said = parsed(kind, "--size_file=x")["count"].help
+    assert said == f"Number of {kind.unit} to read."
 
 
 @pytest.mark.parametrize(
@@ -103,15 +100,13 @@ def test_limits(change, words):
 @pytest.mark.parametrize("command", flags_reference.COMMANDS)
 def test_help_stands_alone(command):
   """absl shows flags by the alphabet, and --helpfull those of all modules."""
-  names = []
-  for one in settings.settings_of(flags_reference.settings_class(command)):
-    names.append(one.name)
+  shown = [*settings.settings_of(flags_reference.settings_class(command))]
+  for one in shown:
     assert re.match("[A-Z]", one.help) and one.help.endswith("."), one
     assert not re.match(r"(Of|Its|So|The same)\b", one.help), one
     assert not re.search(r"\bsamples?\b", one.help), one
-    if one.kind in (int, float):
-      assert _NOUNS.search(one.help), one
-  assert len(set(names)) == len(names)
+    assert one.kind not in (int, float) or _NOUNS.search(one.help), one
+  assert len({one.name for one in shown}) == len(shown)
 
 
 def test_the_reference_is_of_all_commands_as_they_are():
@@ -124,19 +119,25 @@ def test_the_reference_is_of_all_commands_as_they_are():
     assert f.read() == flags_reference.reference(), flags_reference.__doc__
 
 
-def test_help_has_this_programs_flags_by_group():
-  done = subprocess.run(
-    [sys.executable, "create_pretraining_data.py", "--help"],
-    cwd=runs.ROOT,
-    capture_output=True,
-    text=True,
-  )
-  assert done.stdout.startswith("Text to pre-training records")
-  assert re.findall(r"^(\w.*):$", done.stdout, re.M)[-5:] == [
+def answer(folder, tensorflow, *words, **environment):
+  """What a command says where `tensorflow` is the module of that name."""
+  (folder / "tensorflow.py").write_text(f"{tensorflow}\n")
+  path = f"{folder}:{runs.ROOT}"
+  return subprocess.run(
+    [sys.executable, *words],
+    cwd=runs.ROOT, env={**os.environ, "PYTHONPATH": path, **environment},
+    capture_output=True, text=True,
+  )  # fmt: skip
+
+
+def test_help_has_this_programs_flags_by_group(tmp_path):
+  said = answer(tmp_path, "", "create_pretraining_data.py", "--help").stdout
+  assert said.startswith("Text to pre-training records")
+  assert re.findall(r"^(\w.*):$", said, re.M)[-5:] == [
     "Required", "Text", "Vocabulary", "Records", "Shards and workers",
   ]  # fmt: skip
   shown = "\n  --max_seq_length  (integer, 8 to 65536; default 128)\n      Tok"
-  assert shown in done.stdout and "--logtostderr" not in done.stdout
+  assert shown in said and "--logtostderr" not in said
 
 
 @pytest.mark.parametrize(
@@ -145,35 +146,24 @@ def test_help_has_this_programs_flags_by_group():
 )
 def test_help_does_without_tensorflow(tmp_path, command):
   """Which takes seconds to load; the modules that use it are imported."""
-  (tmp_path / "tensorflow.py").write_text("raise ImportError('loaded')\n")
-  done = subprocess.run(
-    [sys.executable, command, "--help"],
-    cwd=runs.ROOT, env={**os.environ, "PYTHONPATH": str(tmp_path)},
-    capture_output=True, text=True,
-  )  # fmt: skip
-  assert not done.stderr
+  said = answer(tmp_path, "raise ImportError('loaded')", command, "--help")
+  assert not said.stderr
   for one in settings.settings_of(flags_reference.settings_class(command)):
     assert re.search(
-      rf"^  --(\[no\])?{one.flag or one.name}\b", done.stdout, re.M
+      rf"^  --(\[no\])?{one.flag or one.name}\b", said.stdout, re.M
     )
 
 
 def test_a_command_says_that_it_starts_tensorflow(tmp_path):
   """On rank 0, before what takes seconds; a program of others does not."""
-  (tmp_path / "tensorflow.py").write_text("raise SystemExit('loaded')\n")
   other = tmp_path / "theirs.py"
   other.write_text("import modeling\n")
   command = ["run_pretraining.py", "--dry_run", "--bert_config_file=tiny"]
-  told = []
-  for words, rank in ((command, 0), (command, 1), ([other], 0)):
-    done = subprocess.run(
-      [sys.executable, *words],
-      cwd=runs.ROOT, capture_output=True, text=True,
-      env={
-        **os.environ,
-        "PYTHONPATH": f"{tmp_path}:{runs.ROOT}",
-        "HOROVOD_RANK": str(rank),
-      },
-    )  # fmt: skip
-    told.append(done.stderr)
-  assert told == ["starting TensorFlow ...\nloaded\n", "loaded\n", "loaded\n"]
+  ends = "raise SystemExit('loaded')"
+  for words, rank, said in (
+    (command, "0", "starting TensorFlow ...\nloaded\n"),
+    (command, "1", "loaded\n"),
+    ([other], "0", "loaded\n"),
+  ):
+    done = answer(tmp_path, ends, *words, HOROVOD_RANK=rank)
+    assert done.stderr == said
