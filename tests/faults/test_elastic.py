@@ -14,13 +14,10 @@ from samples import NO_DROPOUT, write_config, write_records
 
 UPDATES = 500
 FLAGS = [
-  f"--num_train_steps={UPDATES}",
-  "--learning_rate=1e-4",
-  "--train_batch_size=12",
-  "--global_batch_size=12",
-  "--save_checkpoints_steps=1000",
-  "--xla=off",
-]
+  f"--num_train_steps={UPDATES}", "--learning_rate=1e-4",
+  "--train_batch_size=12", "--global_batch_size=12",
+  "--save_checkpoints_steps=1000", "--xla=off",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -31,13 +28,9 @@ def plain_run(tmp_path_factory):
   config = write_config(folder / "config.json", **NO_DROPOUT)
   tiny = config, str(folder / "data-*.tfrecord")
   runs.pretrain(
-    tiny,
-    folder / "one",
-    num_train_steps=UPDATES,
-    learning_rate=1e-4,
-    train_batch_size=12,
-    global_batch_size=12,
-  )
+    tiny, folder / "one", num_train_steps=UPDATES, learning_rate=1e-4,
+    train_batch_size=12, global_batch_size=12,
+  )  # fmt: skip
   return tiny, folder / "one"
 
 
