@@ -53,23 +53,23 @@ def test_the_matmul_rate_runs_every_product():
   assert rate() > 0
 
 
-@pytest.mark.slow
-def test_bench_step_prints_one_line(tiny_run):
+def printed(module, tiny_run, *flags):
+  """The lines of a benchmark, which are JSON; of a model that is trained."""
   process = runs.launch(
     [
-      "-m",
-      "benchmarks.step",
-      f"--bert_config_file={tiny_run[0]}",
-      f"--input_file={tiny_run[1]}",
-      "--max_seq_length=32",
-      "--max_predictions_per_seq=5",
-      "--train_batch_size=4",
-      "--num_accumulation_steps=2",
-      "--rounds=1",
+      "-m", module, f"--bert_config_file={tiny_run[0]}",
+      f"--input_file={tiny_run[1]}", "--max_seq_length=32",
+      "--max_predictions_per_seq=5", "--train_batch_size=4", *flags,
     ]
-  )
+  )  # fmt: skip
   assert process.returncode == 0, process.stderr[-3000:]
-  result = json.loads(process.stdout)
+  return [json.loads(line) for line in process.stdout.splitlines()]
+
+
+@pytest.mark.slow
+def test_bench_step_prints_one_line(tiny_run):
+  flags = ["--num_accumulation_steps=2", "--rounds=1"]
+  (result,) = printed("benchmarks.step", tiny_run, *flags)
   assert result["accumulation"] == 2 and result["updates"] == 4
   assert 0 < result["mfu"] < 1 and result["peak_memory_mb"] > 100
   assert result["seconds_p10"] <= result["seconds_median"]
@@ -77,24 +77,11 @@ def test_bench_step_prints_one_line(tiny_run):
 
 @pytest.mark.slow
 def test_bench_input_prints_a_line_a_case(tiny_run):
-  process = runs.launch(
-    [
-      "-m",
-      "benchmarks.input",
-      f"--bert_config_file={tiny_run[0]}",
-      f"--input_file={tiny_run[1]}",
-      "--max_seq_length=32",
-      "--max_predictions_per_seq=5",
-      "--train_batch_size=4",
-      "--shuffle_block_records=10",
-      "--records_per_round=200",
-      "--updates_per_round=2",
-      "--rounds=4",
-      "--xla=off",
-    ]
-  )
-  assert process.returncode == 0, process.stderr[-3000:]
-  reading, steps = map(json.loads, process.stdout.splitlines())
+  reading, steps = printed(
+    "benchmarks.input", tiny_run, "--shuffle_block_records=10",
+    "--records_per_round=200", "--updates_per_round=2", "--rounds=4",
+    "--xla=off",
+  )  # fmt: skip
   assert reading["shuffle_block_records"] == 10
   assert reading["records_per_second"] > 100
   assert steps["rounds"] == 4 and steps["examples_per_record"] == 1
@@ -112,15 +99,11 @@ def test_the_interval_of_a_median():
 def test_export_writes_a_module_and_what_its_parameters_are(tiny_run, tmp_path):
   process = runs.launch(
     [
-      "-m",
-      "benchmarks.gpu.export_hlo",
-      f"--bert_config_file={tiny_run[0]}",
-      "--max_seq_length=16",
-      "--max_predictions_per_seq=3",
-      "--train_batch_size=2",
-      f"--module={tmp_path}/step",
+      "-m", "benchmarks.gpu.export_hlo", f"--bert_config_file={tiny_run[0]}",
+      "--max_seq_length=16", "--max_predictions_per_seq=3",
+      "--train_batch_size=2", f"--module={tmp_path}/step",
     ]
-  )
+  )  # fmt: skip
   assert process.returncode == 0, process.stderr[-3000:]
   about = runs.read_json(tmp_path, "step.json")
   names = [p["name"] for p in about["parameters"]]
