@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 
 import numpy as np
 from absl import flags
@@ -28,6 +29,12 @@ NO_DROPOUT = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 def write_config(path, **changes):
   """Writes a tiny BERT config; returns the path as a string."""
   path.write_text(json.dumps({**TINY, **changes}))
+  return str(path)
+
+
+def write_vocabulary(path, tokens):
+  """Writes a vocab.txt of these lines; returns the path as a string."""
+  path.write_bytes("".join(f"{token}\n" for token in tokens).encode())
   return str(path)
 
 
@@ -93,6 +100,24 @@ def change_manifest(folder, settings=(), tokenizer=(), **changes):
   )
   dataclasses.replace(before, **changes).save(str(path))
   return path, before
+
+
+def write_records_of(folder, vocab_file, do_lower_case):
+  """As `write_packed`, made with a vocabulary that is beside the records.
+
+  Returns what run.json says of the data of a run on them.
+  """
+  folder.mkdir()
+  write_packed(folder)
+  path = str(folder / f"data{records.MANIFEST_SUFFIX}")
+  info = tokenization.load_tokenizer(vocab_file, do_lower_case).info()
+  manifest = records.Manifest.load(path)
+  dataclasses.replace(manifest, tokenizer=info).save(path)
+  shutil.copyfile(vocab_file, folder / "vocab.txt")
+  return {
+    "files": [str(folder / "data-0.tfrecord")],
+    "tokenizer": dataclasses.asdict(info),
+  }
 
 
 def feature_values(record):
