@@ -4,12 +4,14 @@ import json
 import shutil
 
 import numpy as np
+from conversions import PRETRAINING, random_values
 from samples import TINY
 
 import modeling
+from checkpoints import checkpoint_files
 from common.tensorflow_v1 import tf
 from finetuning import heads
-from model import tasks
+from model import tasks, weights
 
 CONFIG = {**TINY, "initializer_range": 0.3}
 TASKS = {
@@ -30,6 +32,14 @@ TASKS = {
     "labels": ["B-LOC", "I-LOC", "O"],
     "doc_stride": 8,
   },
+}
+
+
+PARTS = {
+  "pretraining": PRETRAINING,
+  "classifier": (weights.ENCODER, weights.POOLER, weights.CLASSIFIER),
+  "squad": (weights.ENCODER, weights.QUESTIONS),
+  "ner": (weights.ENCODER, weights.TOKEN_CLASSIFIER),
 }
 
 
@@ -89,27 +99,24 @@ def write_model(folder, kind, vocab_file, changes=()):
       "vocabulary": {"vocab_file": "vocab.txt"},
     }
     (folder / "task.json").write_text(json.dumps({**task, **common}))
+  values = random_values(PARTS[kind])
+  for name, value in dict(changes).items():
+    values[name] = np.broadcast_to(value, values[name].shape).astype(np.float32)
+  slots = {f"{n}/adam_m": np.zeros_like(v) for n, v in values.items()}
   prefix = str(folder / "bert_model.ckpt")
-  bert = modeling.BertConfig.from_dict(CONFIG)
-  with tf.Graph().as_default(), tf.Session() as session:
-    tf.set_random_seed(5)
-    logits(kind, bert, [[2, 3]], [[0, 0]])
-    weights = tf.trainable_variables()
-    for weight in weights:
-      tf.get_variable(f"{weight.op.name}/adam_m", weight.shape)
-    session.run(tf.global_variables_initializer())
-    for name, value in dict(changes).items():
-      (weight,) = [w for w in weights if w.op.name == name]
-      weight.load(np.broadcast_to(value, weight.shape), session)
-    tf.train.Saver(tf.global_variables()).save(session, prefix)
-  (folder / "checkpoint").unlink()  # as google/bert's folders are
+  checkpoint_files.write_weights(prefix, {**values, **slots})
   return prefix
 
 
-def expected(kind, prefix, ids, segments):
-  """What `logits` are of one input, int [S], with a checkpoint's weights."""
+def expected(kind, prefix, examples):
+  """What `logits` are of each (ids, segments) with a checkpoint's weights."""
   bert = modeling.BertConfig.from_dict(CONFIG)
   with tf.Graph().as_default(), tf.Session() as session:
-    outputs = logits(kind, bert, np.array([ids]), np.array([segments]))
+    with tf.variable_scope("", reuse=tf.AUTO_REUSE):
+      outputs = [
+        logits(kind, bert, np.array([ids]), np.array([segments]))
+        for ids, segments in examples
+      ]
     tf.train.Saver(tf.trainable_variables()).restore(session, prefix)
-    return {n: value[0] for n, value in session.run(outputs).items()}
+    found = session.run(outputs)
+  return [{name: value[0] for name, value in one.items()} for one in found]

@@ -1,6 +1,6 @@
 """Minimal pairs: how they are read, scored one by one, and counted."""
 
-import dataclasses
+import itertools
 import json
 import math
 import os
@@ -15,7 +15,7 @@ from samples import fake_records
 import evaluate_grammar
 import tokenization
 from common.errors import DataError, UserError
-from data import record_report, records, tf_example, tfrecord, unigrams
+from data import tf_example, tfrecord, unigrams
 from gradients.distributed import Comm
 from interop import inference, minimal_pairs, model_source, pseudo_likelihood
 from interop.minimal_pairs import Pair
@@ -61,18 +61,29 @@ def one_by_one(model, encoder, ids, within_word):
     while within_word and encoder.tokens[ids[later]].startswith("##"):
       masked[later] = encoder.mask_id
       later += 1
-    ones = [1] * len(ids)
-    found = model.run(
-      "masked_lm",
-      {
-        "input_ids": [masked],
-        "input_mask": [ones],
-        "segment_ids": [[0] * len(ids)],
-        "masked_lm_positions": [[place]],
-      },
-    )
+    arrays = {
+      "input_ids": [masked], "input_mask": [[1] * len(ids)],
+      "segment_ids": [[0] * len(ids)], "masked_lm_positions": [[place]],
+    }  # fmt: skip
+    found = model.run("masked_lm", arrays)
     total += float(found["log_probs"][0, 0, ids[place]])
   return total
+
+
+def copies_of(encoder, text, *within_word):
+  """The tokens of a sentence with [CLS] and [SEP], and its masked copies."""
+  (ids,) = encoder.encode_batch([text])
+  row = np.array([encoder.cls_id, *ids, encoder.sep_id], np.int32)
+  copies = pseudo_likelihood.masked_copies(row[None], encoder, *within_word)[0]
+  assert copies.dtype == np.int32
+  assert ((copies == row) | (copies == encoder.mask_id)).all()
+  return row, copies
+
+
+def hidden(encoder, text, *within_word):
+  """The places that each copy masks."""
+  _, copies = copies_of(encoder, text, *within_word)
+  return [np.flatnonzero(c == encoder.mask_id).tolist() for c in copies]
 
 
 def test_a_full_stop_is_no_piece_of_the_word_before_it(spm_model):
@@ -85,32 +96,25 @@ def test_a_full_stop_is_no_piece_of_the_word_before_it(spm_model):
   ]
   assert of["."] and of[","] and words and not any(map(of.get, words))
   assert not of[encoder.mark]  # of the piece after it
-  (ids,) = encoder.encode_batch(["cat."])
-  row = np.array([[encoder.cls_id, *ids, encoder.sep_id]], np.int32)
-  copies = pseudo_likelihood.masked_copies(row, encoder)[0]
-  assert (copies[:-1, len(ids)] == ids[-1]).all()  # seen with every piece
+  row, copies = copies_of(encoder, "cat.")
+  assert (copies[:-1, -2] == row[-2]).all()  # seen with every piece
 
 
 def test_words_of_a_byte_level_bpe(bpe_file):
   encoder = tokenization.load_tokenizer(tokenizer_file=bpe_file)
-  (ids,) = encoder.encode_batch(["the cub."])
-  assert len(ids) == 6  # the space, c, u, b in a word, and the sign
-  row = np.array([[encoder.cls_id, *ids, encoder.sep_id]], np.int32)
-  copies = pseudo_likelihood.masked_copies(row, encoder)[0]
-  hidden = [np.flatnonzero(c == encoder.mask_id).tolist() for c in copies]
-  assert hidden == [[1], [2, 3, 4, 5], [3, 4, 5], [4, 5], [5], [6]]
+  # "the"; the space, c, u, b in a word; and the sign.
+  places = [[1], [2, 3, 4, 5], [3, 4, 5], [4, 5], [5], [6]]
+  assert hidden(encoder, "the cub.") == places
 
 
 def test_an_unknown_piece_is_in_its_word(spm_model):
   encoder = tokenization.load_tokenizer(None, True, spm_model)
-  (ids,) = encoder.encode_batch(["ca\u4dffts cat"])
-  unknown = list(ids).index(encoder.unk_id)
-  assert 0 < unknown < len(ids) - 1
-  row = np.array([[encoder.cls_id, *ids, encoder.sep_id]], np.int32)
-  copies = pseudo_likelihood.masked_copies(row, encoder)[0]
+  row, copies = copies_of(encoder, "ca\u4dffts cat")
+  unknown = row.tolist().index(encoder.unk_id)
+  assert 1 < unknown < len(row) - 2
   # Where the first piece is scored, the pieces after it are hidden, too.
-  assert (copies[0, 1 : unknown + 3] == encoder.mask_id).all()
-  assert encoder.mask_id not in copies[unknown + 2 :, 1 : unknown + 2]
+  assert (copies[0, 1 : unknown + 2] == encoder.mask_id).all()
+  assert encoder.mask_id not in copies[unknown + 1 :, 1 : unknown + 1]
 
 
 @pytest.mark.parametrize("within_word", [True, False])
@@ -151,16 +155,8 @@ def test_an_export_scores_as_its_checkpoint(folder, opened, tmp_path):
 def test_what_is_masked(opened):
   """A token and the later pieces of its word, or the token alone."""
   _, encoder = opened
-  (ids,) = encoder.encode_batch(["abc d"])
-  row = np.array([[encoder.cls_id, *ids, encoder.sep_id]], np.int32)
-  for within_word, want in (
-    (True, [[1, 2, 3], [2, 3], [3], [4]]),
-    (False, [[1], [2], [3], [4]]),
-  ):
-    made = pseudo_likelihood.masked_copies(row, encoder, within_word)
-    hidden = [np.flatnonzero(c == encoder.mask_id).tolist() for c in made[0]]
-    assert hidden == want and made.dtype == np.int32
-    assert ((made == row[:, None]) | (made == encoder.mask_id)).all()
+  assert hidden(encoder, "abc d", True) == [[1, 2, 3], [2, 3], [3], [4]]
+  assert hidden(encoder, "abc d", False) == [[1], [2], [3], [4]]
   assert not pseudo_likelihood.words_alone(encoder).any()  # ## says all
 
 
@@ -176,12 +172,10 @@ def test_batches_hold_whole_sentences_of_one_length():
 # Pairs ------------------------------------------------------------------------
 
 GOOD = {
-  "sentence_good": "the cat sits .",
-  "sentence_bad": "the cat sit .",
-  "UID": "agreement_1",
-  "field": "syntax/semantics",
+  "sentence_good": "the cat sits .", "sentence_bad": "the cat sit .",
+  "UID": "agreement_1", "field": "syntax/semantics",
   "linguistics_term": "agreement",
-}
+}  # fmt: skip
 
 
 def test_pairs_of_a_file(tmp_path):
@@ -243,9 +237,8 @@ def test_sentences_that_do_not_fit(opened):
   _, encoder = opened
   pair = lambda good: [Pair(good, "a", "f.jsonl: line 5", "f")]
   for text, count in (("a " * 9, 9), ("\u200b", 0)):
-    with pytest.raises(
-      DataError, match=rf"f.jsonl: line 5: .* has {count} tokens, .* 1 to 8"
-    ):
+    message = rf"f.jsonl: line 5: .* has {count} tokens, .* 1 to 8"
+    with pytest.raises(DataError, match=message):
       evaluate_grammar.encode(pair(text), encoder, 10)
   pairs = [*pair("A b"), *pair("a B"), *pair("a b c d e f g h")]
   sentences, numbers = evaluate_grammar.encode(pairs, encoder, 10)
@@ -258,11 +251,8 @@ def test_sentences_that_do_not_fit(opened):
 
 def test_accuracies_and_ties():
   """Means of paradigms, not of pairs; a tie is wrong."""
-  pairs = [Pair("g", "b", "", "p", "f", "t")] * 4
-  pairs += [
-    Pair("g", "b", "", "q", "f", "u"),
-    Pair("g", "b", "", "r", "e", "t"),
-  ]
+  kinds = ["pft"] * 4 + ["qfu", "ret"]
+  pairs = [Pair("g", "b", "", *kind) for kind in kinds]
   scores = np.array([[2, 1], [1, 2], [1, 1], [0, 5], [2, 1], [2, 1.0]])
   baseline = np.tile([1.0, 1.0], [6, 1])
   found = minimal_pairs.results(pairs, scores, baseline)
@@ -284,60 +274,32 @@ def test_accuracies_and_ties():
   assert minimal_pairs.table(minimal_pairs.results(pairs, scores, None))
 
 
-def write(path, made):
-  with tfrecord.shard_writer(str(path)) as writer:
-    for features in made:
-      writer.write(tf_example.encode_example(features))
-  return tfrecord.RecordSet([str(path)])
-
-
 def test_tokens_are_counted_as_they_were_before_masking(tmp_path):
-  made = fake_records(20, seed=3)
-  want, plain = np.zeros(100, int), []
-  for features in made:
-    ids = features["input_ids"].copy()
-    for place, token, weight in zip(
-      *(features[f"masked_lm_{n}"] for n in ("positions", "ids", "weights")),
-      strict=True,
-    ):
-      if weight:
-        ids[place] = token
-    want += np.bincount(ids[features["input_mask"] > 0], minlength=100)
-    kept = ("input_mask", "segment_ids", "next_sentence_labels")
-    plain.append({"input_ids": ids, **{name: features[name] for name in kept}})
+  """In files of stages, which differ in lengths, examples and masks."""
+  paths, want = [], np.zeros(100, int)
+  for seed, sizes in enumerate([(32, 5, 100), (128, 20, 100, 3), (16, 2, 100)]):
+    paths.append(str(tmp_path / str(seed)))
+    with tfrecord.shard_writer(paths[-1]) as writer:
+      for features in fake_records(7, seed, *sizes):
+        ids = features["input_ids"].copy()
+        used = features["masked_lm_weights"] > 0
+        places = features["masked_lm_positions"][used]
+        ids[places] = features["masked_lm_ids"][used]
+        want += np.bincount(ids[features["input_mask"] > 0], minlength=100)
+        if seed:  # masks are drawn on reading
+          features["input_ids"] = ids
+          for name in ("positions", "ids", "weights"):
+            del features[f"masked_lm_{name}"]
+        writer.write(tf_example.encode_example(features))
   want[[0, 7]] = 0
-  for name, features in (("static", made), ("dynamic", plain)):
-    files = write(tmp_path / name, features)
-    chosen = unigrams.numbers(files)
+  for some in (paths, paths[::-1]):
+    files = tfrecord.RecordSet(some)
     features = unigrams.features_of(files, 100)
-    sequences = unigrams.texts(files, chosen, features)
-    got = unigrams.count(sequences, 100, [0, 7])
-    assert got.tolist() == want.tolist(), name
-
-
-def test_files_of_stages_have_other_records(tmp_path):
-  """Other lengths, examples in a record and kinds of masks."""
-  made, want = [], np.zeros(100, int)
-  for seed, shape in enumerate([(32, 5, 1), (128, 20, 3), (16, 2, 1)]):
-    length, most, examples = shape
-    rng = np.random.default_rng(seed)
-    features = records.fake_features(rng, length, most, 100, examples)
-    ids = record_report.original_ids(features)[0]
-    want += np.bincount(ids[features["input_mask"] > 0], minlength=100)
-    if seed:
-      features["input_ids"] = ids
-      for name in ("positions", "ids", "weights"):
-        del features[f"masked_lm_{name}"]
-    made += write(tmp_path / str(seed), [features]).paths
-  for paths in (made, made[::-1]):
-    files = tfrecord.RecordSet(paths)
-    sequences = unigrams.texts(
-      files, [0, 1, 2], unigrams.features_of(files, 100)
-    )
-    assert unigrams.count(sequences, 100, []).tolist() == want.tolist()
+    texts = unigrams.texts(files, unigrams.numbers(files), features)
+    assert unigrams.count(texts, 100, [0, 7]).tolist() == want.tolist()
   with tfrecord.shard_writer(damaged := str(tmp_path / "damaged")) as writer:
     writer.write(b"\xff")
-  files = tfrecord.RecordSet([*made, damaged])
+  files = tfrecord.RecordSet([*paths, damaged])
   with pytest.raises(DataError, match="damaged: record 0 .*not a tf.train.Exa"):
     unigrams.features_of(files, 100)
 
@@ -370,9 +332,8 @@ def test_unigram_likelihoods():
 
 @pytest.fixture
 def pairs_file(tmp_path):
-  pairs = [
-    (f"{b} is {a}", f"{a} is {b}") for a in TEXTS[:4] for b in TEXTS[4:6]
-  ]
+  both = itertools.product(TEXTS[:4], TEXTS[4:6])
+  pairs = [(f"{b} is {a}", f"{a} is {b}") for a, b in both]
   return write_pairs(tmp_path / "order.jsonl", [*pairs, ("Same", "same")])
 
 
@@ -382,46 +343,39 @@ def test_a_run_folder_with_its_records(
   """The results are in it; the baseline is of the records that it names."""
   run = tmp_path / "run"
   runs.trained(tiny_run, run)
-  given = model_source.Given(vocab_file=letters)
-  settings = evaluate_grammar.Settings(pairs=pairs_file, given=given)
-  evaluate_grammar.evaluate(settings, str(run), Comm())
-  found = runs.read_json(run, "grammar_results.json")
-  assert found["pairs"] == 9 and found["ties"] == 1
-  assert found["unigram"]["ties"] == 9  # the same words
-  said = capsys.readouterr()
-  assert "unigram baseline: " in said.err and "of the 120 records" in said.err
-  assert "9 pairs of 1 paradigms: 17 different sentences\n" in said.err
-  assert "mean of 1 paradigms" in said.out
   # Single letters, which the records have unlike numbers of.
   files = tfrecord.RecordSet(sorted(map(str, tmp_path.glob("data-*.tfrecord"))))
   texts = unigrams.texts(files, range(120), unigrams.features_of(files, 100))
   tokens = pathlib.Path(letters).read_text().split()
-  counts = unigrams.count(texts, 100, [])[: len(tokens)]
-  frequent, *_, rare = sorted(
-    (n for n, token in enumerate(tokens) if token.isalnum()),
-    key=lambda n: -counts[n],
+  counts = unigrams.count(texts, 100, [])
+  known = {t: counts[n] for n, t in enumerate(tokens) if t.isalnum()}
+  frequent, rare = max(known, key=known.get), min(known, key=known.get)
+  assert known[frequent] > known[rare]
+  write_pairs(tmp_path / "down.jsonl", [(rare, frequent)])
+  write_pairs(tmp_path / "up.jsonl", [(frequent, rare)])
+  settings = evaluate_grammar.Settings(
+    pairs=f"{tmp_path}/*.jsonl", given=model_source.Given(vocab_file=letters)
   )
-  assert counts[frequent] > counts[rare]
-  for name, good, bad in (("down", rare, frequent), ("up", frequent, rare)):
-    path = write_pairs(
-      tmp_path / f"{name}.jsonl", [(tokens[good], tokens[bad])]
-    )
-    evaluate_grammar.evaluate(
-      dataclasses.replace(settings, pairs=path), str(run), Comm()
-    )
-    found = runs.read_json(run, "grammar_results.json")
-    assert found["unigram"]["accuracy"] == (name == "up")
-  capsys.readouterr()
+  evaluate_grammar.evaluate(settings, str(run), Comm())
+  found = runs.read_json(run, "grammar_results.json")
+  assert found["pairs"] == 11
+  down, order, up = found["paradigms"].values()
+  assert (order["pairs"], order["ties"]) == (9, 1)
+  assert order["unigram"]["ties"] == 9  # the same words
+  assert [p["unigram"]["accuracy"] for p in (down, up)] == [0.0, 1.0]
+  said = capsys.readouterr()
+  assert "unigram baseline: " in said.err and "of the 120 records" in said.err
+  assert "11 pairs of 3 paradigms: 19 different sentences\n" in said.err
+  assert "mean of 3 paradigms" in said.out and "unigram" in said.out
+  # Without the records; where it may not be written it is shown only.
   for path in tmp_path.glob("data-*"):
     path.unlink()
-  evaluate_grammar.evaluate(settings, str(run), Comm())
-  assert "unigram" not in runs.read_json(run, "grammar_results.json")
-  assert "not as it read them: give --unig" in capsys.readouterr().err
-  # Where it may not be written the results are shown only.
   (run / "grammar_results.json").unlink()
   monkeypatch.setattr(os, "access", lambda path, mode: path != str(run))
   evaluate_grammar.evaluate(settings, str(run), Comm())
-  assert "mean of 1 paradigms" in capsys.readouterr().out
+  said = capsys.readouterr()
+  assert "not as it read them: give --unig" in said.err
+  assert "mean of 3 paradigms" in said.out and "unigram" not in said.out
   assert not (run / "grammar_results.json").exists()
 
 

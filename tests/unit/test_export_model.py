@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import runs
 import trained
-from samples import TINY, write_config
+from samples import LETTERS, TINY, write_config
 
 import convert_checkpoint
 from checkpoints.checkpoint_files import CheckpointError, CheckpointFiles
@@ -21,16 +21,20 @@ from common.errors import UserError
 from common.tensorflow_v1 import tf
 from convert_checkpoint import Settings
 from interop import inference, model_source
+from tokenization import SPECIAL_TOKENS
 
-# In a process that has TensorFlow and nothing of this project, as Serving's.
+# In a process that has TensorFlow and nothing of this project, as Serving's;
+# then docs/use_a_model.md's example, which has this project's tokenizer.
 FRESH = """
+import pathlib
 import sys
 import numpy as np
 import tensorflow as tf
 
-for name in sys.argv[2:]:
+root, *names = sys.argv[1:]
+for name in names:
   loaded = tf.saved_model.load(f"{name}.export", tags=["serve"])
-  arrays = np.load(sys.argv[1])
+  arrays = np.load("inputs.npz")
   found = {}
   for batch in ("a", "b"):
     for part, function in loaded.signatures.items():
@@ -40,6 +44,8 @@ for name in sys.argv[2:]:
         found[f"{batch}/{part}/{output}"] = value.numpy()
   np.savez(f"{name}.npz", **found)
 assert not {"modeling", "inference", "tensorflow_v1"} & set(sys.modules)
+sys.path.insert(0, root)
+exec(pathlib.Path("example.py").read_text())
 """
 LENGTHS = {"a": [12, 5, 1], "b": [7, 64]}  # two batches, padded to the longest
 
@@ -74,8 +80,13 @@ def answers(tmp_path_factory, letters):
   """kind -> (checkpoint, its folder's export, what a fresh process got)."""
   folder = tmp_path_factory.mktemp("models")
   prefixes = {}
+  # No word that the vocabulary has not is likely.
+  bias = np.where(np.arange(TINY["vocab_size"]) < len(LETTERS), 0, -50)
+  changes = {"pretraining": {"cls/predictions/output_bias": bias}}
   for kind in trained.TASKS:
-    prefixes[kind] = trained.write_model(folder / kind, kind, letters)
+    prefixes[kind] = trained.write_model(
+      folder / kind, kind, letters, changes.get(kind, {})
+    )
     source = model_source.find(str(folder / kind))
     model = inference.open_checkpoint(source)
     inference.export(model, source, str(folder / f"{kind}.export"))
@@ -86,17 +97,33 @@ def answers(tmp_path_factory, letters):
     for name, value in arrays_of(examples).items()
   }
   np.savez(folder / "inputs.npz", **arrays)
+  (folder / "example.py").write_text(example_of_the_page())
   done = subprocess.run(
-    [sys.executable, "-I", "-c", FRESH, "inputs.npz", *prefixes],
-    cwd=folder,
-    capture_output=True,
-    text=True,
-  )
+    [sys.executable, "-I", "-c", FRESH, runs.ROOT, *prefixes],
+    cwd=folder, capture_output=True, text=True,
+  )  # fmt: skip
   assert done.returncode == 0, done.stderr[-2000:]
+  (folder / "words.txt").write_text(done.stdout)
   return {
     kind: (prefix, folder / f"{kind}.export", np.load(folder / f"{kind}.npz"))
     for kind, prefix in prefixes.items()
   }
+
+
+def example_of_the_page():
+  """docs/use_a_model.md's, on the pre-trained model's export."""
+  with open(f"{runs.ROOT}/docs/use_a_model.md", encoding="utf-8") as f:
+    blocks = re.findall(r"^```python\n(.*?)^```", f.read(), re.M | re.S)
+  (example,) = (block for block in blocks if "saved_model.load" in block)
+  name = '"runs/quickstart/served/1"'
+  assert name in example
+  return example.replace(name, '"pretraining.export"')
+
+
+DEFAULTS = {
+  "pretraining": "masked_lm", "classifier": "classifier", "squad": "span",
+  "ner": "token_classifier",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", trained.TASKS)
@@ -105,78 +132,47 @@ def test_a_fresh_process_gets_the_checkpoints_answers(answers, kind):
   prefix, _, found = answers[kind]
   names = set()
   for batch, examples in batches().items():
-    for row, (ids, segments) in enumerate(examples):
-      wanted = trained.expected(kind, prefix, ids, segments)
-      names |= {f"{batch}/{name}" for name in wanted}
+    rows = trained.expected(kind, prefix, examples)
+    names |= {f"{batch}/{name}" for name in rows[0]}
+    for row, ((ids, _), wanted) in enumerate(zip(examples, rows, strict=True)):
       for name, value in wanted.items():
         got = found[f"{batch}/{name}"][row]
         if len(value) == len(ids):
           got = got[: len(ids)]  # a number for each token
         assert got.dtype == np.float32
         np.testing.assert_allclose(got, value, rtol=1e-5, atol=1e-5)
-  # And there are no others but the default's.
-  others = {name for name in found.files if "/serving_default/" not in name}
-  assert others == names
-
-
-@pytest.mark.parametrize(
-  ("kind", "name"),
-  [
-    ("pretraining", "masked_lm"),
-    ("classifier", "classifier"),
-    ("squad", "span"),
-    ("ner", "token_classifier"),
-  ],
-)
-def test_the_default_is_the_most_useful(answers, kind, name):
-  _, _, found = answers[kind]
-  default = {n for n in found.files if n.startswith("a/serving_default/")}
+  # And there are no others but the default's, which is the most useful.
+  default = {name for name in found.files if "/serving_default/" in name}
+  assert {*found.files} - default == names
   assert default
-  for output in default:
-    other = output.replace("serving_default", name)
-    np.testing.assert_array_equal(found[output], found[other])
+  for name in default:
+    other = name.replace("serving_default", DEFAULTS[kind])
+    np.testing.assert_array_equal(found[name], found[other])
 
 
 @pytest.mark.parametrize("kind", trained.TASKS)
 def test_an_export_holds_weights_and_what_they_mean(answers, kind):
   prefix, folder, _ = answers[kind]
   assert not os.path.exists(f"{folder}.unfinished")
-  weights = {
-    name
-    for name, _ in tf.train.list_variables(prefix)
-    if not name.endswith("/adam_m")
-  }
+  names = [name for name, _ in tf.train.list_variables(prefix)]
+  weights = {name for name in names if not name.endswith("/adam_m")}
   saved = tf.train.list_variables(str(folder / "variables" / "variables"))
   assert {name for name, _ in saved} == weights
   source = model_source.find(str(folder))
-  assert source.is_export and source.bert.to_dict() == (
-    model_source.find(prefix).bert.to_dict()
-  )
-  assert source.tokenizer().tokens[:5] == [
-    "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]",
-  ]  # fmt: skip
+  config = model_source.find(prefix).bert
+  assert source.is_export and source.bert.to_dict() == config.to_dict()
+  assert tuple(source.tokenizer().tokens[:5]) == SPECIAL_TOKENS
   assert source.task.get("labels") == trained.TASKS[kind].get("labels")
 
 
-def test_the_example_of_the_page_gives_words(answers, tmp_path):
-  """docs/use_a_model.md, on this export."""
-  with open(f"{runs.ROOT}/docs/use_a_model.md", encoding="utf-8") as f:
-    blocks = re.findall(r"^```python\n(.*?)^```", f.read(), re.M | re.S)
-  (example,) = (block for block in blocks if "saved_model.load" in block)
+def test_the_example_of_the_page_gives_words(answers):
   _, export, _ = answers["pretraining"]
-  example = example.replace('"runs/quickstart/served/1"', repr(str(export)))
-  done = subprocess.run(
-    [sys.executable, "-c", example],
-    cwd=tmp_path, env={**os.environ, "PYTHONPATH": runs.ROOT},
-    capture_output=True, text=True,
-  )  # fmt: skip
-  assert done.returncode == 0, done.stderr
-  assert len(ast.literal_eval(done.stdout)) == 3
+  words = ast.literal_eval((export.parent / "words.txt").read_text())
+  assert len(words) == 3 and {*words} <= {*LETTERS}
 
 
-def test_only_what_is_asked_for(tmp_path, letters):
-  prefix = trained.write_model(tmp_path / "m", "pretraining", letters)
-  source = model_source.find(prefix)
+def test_only_what_is_asked_for(answers):
+  source = model_source.find(answers["pretraining"][0])
   model = inference.open_checkpoint(source, ["masked_lm"])
   assert model.names() == ["masked_lm"]
   names = {v.op.name for v in model.session.graph.get_collection("variables")}
@@ -209,10 +205,8 @@ def test_a_checkpoint_that_does_not_do(tmp_path, letters):
     inference.open_checkpoint(model_source.find(prefix, given))
 
 
-def test_it_is_written_whole_or_not_at_all(tmp_path, letters, monkeypatch):
-  source = model_source.find(
-    trained.write_model(tmp_path / "m", "pretraining", letters)
-  )
+def test_it_is_written_whole_or_not_at_all(answers, tmp_path, monkeypatch):
+  source = model_source.find(answers["pretraining"][0])
   model = inference.open_checkpoint(source)
   monkeypatch.setattr(inference, "_MOST_DIFFERENT", -1.0)
   with pytest.raises(UserError, match="differ from the checkpoint's"):
@@ -225,10 +219,8 @@ def test_it_is_written_whole_or_not_at_all(tmp_path, letters, monkeypatch):
     inference.export(model, source, f"{tmp_path}/out/1")
 
 
-def test_bf16_is_near(tmp_path, letters):
-  source = model_source.find(
-    trained.write_model(tmp_path / "m", "classifier", letters)
-  )
+def test_bf16_is_near(answers):
+  source = model_source.find(answers["classifier"][0])
   arrays = arrays_of(batches()["a"])
   fp32, bf16 = (
     inference.open_checkpoint(source, precision=p).run("classifier", arrays)
@@ -256,26 +248,22 @@ def test_the_best_checkpoint_is_taken(tmp_path):
   assert model_source.find(files.folder).path == files.prefix(30)
   first, second = BEST_BY.keys
   log = tmp_path / "run" / "eval_metrics.jsonl"
-  log.write_text(
-    "".join(
-      json.dumps({first: loss, second: 1.0, "global_step": step}) + "\n"
-      for step, loss in ((0, 0.1), (10, 3.0), (20, 2.0), (30, 2.5))
-    )
-  )
+  rows = [
+    {first: loss, second: 1.0, "global_step": step}
+    for step, loss in ((0, 0.1), (10, 3.0), (20, 2.0), (30, 2.5))
+  ]
+  log.write_text("\n".join(map(json.dumps, rows)))
   found = model_source.find(files.folder)
-  assert (found.path, found.chosen) == (
-    files.prefix(20),
-    "the best by evaluation",
-  )
+  best = (files.prefix(20), "the best by evaluation")
+  assert (found.path, found.chosen) == best
   os.remove(files.prefix(20) + ".json")
   found = model_source.find(files.folder)
   assert (found.path, found.chosen) == (files.prefix(30), "the newest")
   # A fine-tuned model's is chosen by what its task says.
   about = {"task": "classifier", "labels": ["0", "1"], "best_by": BY_F1}
   (tmp_path / "run" / "task.json").write_text(json.dumps(about))
-  log.write_text(
-    '{"f1": 0.9, "global_step": 10}\n{"f1": 0.8, "global_step": 30}\n'
-  )
+  rows = [{"f1": 0.9, "global_step": 10}, {"f1": 0.8, "global_step": 30}]
+  log.write_text("\n".join(map(json.dumps, rows)))
   found = model_source.find(files.folder)
   assert found.path == files.prefix(10) and found.task["labels"] == ["0", "1"]
   with open(files.prefix(10) + ".index", "r+b") as f:
@@ -284,27 +272,15 @@ def test_the_best_checkpoint_is_taken(tmp_path):
     model_source.find(files.folder)
 
 
-def test_the_command(tmp_path, letters):
-  """With a run's folder, and what it says."""
-  trained.write_model(tmp_path / "m", "classifier", letters)
-  script = f"{runs.ROOT}/convert_checkpoint.py"
-  out = tmp_path / "served" / "1"
-  flags = ["--to=saved_model", f"--output={out}", "--signatures=classifier"]
-  done = runs.launch([script, str(tmp_path / "m"), *flags])
-  assert done.returncode == 0, done.stderr
-  assert "serving_default is classifier" in done.stdout
-  assert "bert_model.ckpt (the only one)" in done.stdout
-  assert os.path.exists(out / "saved_model.pb")
-
-
-def test_export_is_a_conversion(tmp_path, letters):
+def test_export_is_a_conversion(answers, tmp_path):
   """And says what it cannot export."""
-  trained.write_model(tmp_path / "m", "squad", letters)
-  given = dict(input=(str(tmp_path / "m"),), to="saved_model")
-  settings = Settings(**given, output=str(tmp_path / "1"))
+  prefix, _, _ = answers["squad"]
+  given = dict(input=(os.path.dirname(prefix),), to="saved_model")
+  settings = Settings(**given, output=str(tmp_path / "1"), signatures=("span",))
   lines = convert_checkpoint.convert(settings)
   assert lines[0].endswith("bert_model.ckpt (the only one)")
   assert "serving_default is span" in lines
+  assert not any(line.startswith("  encoder") for line in lines)
   assert model_source.find(settings.output).is_export
   (tmp_path / "theirs").mkdir()
   (tmp_path / "theirs" / "config.json").write_text("{}")

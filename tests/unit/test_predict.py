@@ -11,15 +11,14 @@ import subprocess
 import sys
 import types
 
+import conversions
 import numpy as np
 import pytest
 import runs
 import trained
-from samples import LETTERS, TINY, write_packed
+from samples import LETTERS, TINY, write_records_of
 
-import convert_checkpoint
 import predict
-import tokenization
 from checkpoints import run_folder
 from common.errors import DataError, UserError
 from data import records
@@ -54,23 +53,20 @@ def folders(tmp_path_factory, letters):
   folder = tmp_path_factory.mktemp("models")
   words = np.zeros(TINY["vocab_size"])
   words[FOLLOWS] = 50
-  zero = 0.0
   changes = {
-    "pretraining": [
-      ("cls/predictions/output_bias", words),
-      ("cls/seq_relationship/output_weights", zero),
-      ("cls/seq_relationship/output_bias", [0, math.log(3)]),
-    ],
-    "classifier": [
-      ("output_weights", zero),
-      ("output_bias", np.log([1, 3, 2])),
-    ],
-    "squad": [],
-    "ner": [],
-  }
-  for kind, values in changes.items():
+    "pretraining": {
+      "cls/predictions/output_bias": words,
+      "cls/seq_relationship/output_weights": 0.0,
+      "cls/seq_relationship/output_bias": [0, math.log(3)],
+    },
+    "classifier": {
+      "output_weights": 0.0, "output_bias": np.log([1, 3, 2]),
+    },
+  }  # fmt: skip
+  for kind in trained.TASKS:
+    values = changes.get(kind, {})
     trained.write_model(folder / kind, kind, letters, values)
-  return {kind: str(folder / kind) for kind in changes}
+  return {kind: str(folder / kind) for kind in trained.TASKS}
 
 
 def predictor(folder, **settings):
@@ -88,12 +84,21 @@ def known(folder, **functions):
 
 @pytest.fixture(scope="module")
 def both(folders):
-  """Of the pre-trained model: from the checkpoint, and from its export."""
-  source = model_source.find(folders["pretraining"])
-  model = inference.open_checkpoint(source)
-  export = folders["pretraining"] + ".export"
-  inference.export(model, source, export)
-  return Predictor(model, source), predictor(export)
+  """kind -> predictors of the model: from the checkpoint, from its export."""
+
+  def open_both(kind):
+    source = model_source.find(folders[kind])
+    model = inference.open_checkpoint(source)
+    export = folders[kind] + ".export"
+    inference.export(model, source, export)
+    return Predictor(model, source), predictor(export)
+
+  return {kind: open_both(kind) for kind in ("pretraining", "ner")}
+
+
+@pytest.fixture(scope="module")
+def pretrained(both):
+  return both["pretraining"][0]
 
 
 INPUTS = [
@@ -104,13 +109,21 @@ INPUTS = [
 ]
 
 
-def test_an_export_predicts_what_its_checkpoint_does(both):
-  ours, exported = (each.predict(INPUTS) for each in both)
+WORDS = [Input("ab cd " * 20), Input("x", words=["ab", "c"])]
+
+
+@pytest.mark.parametrize(
+  "kind, inputs", [("pretraining", INPUTS), ("ner", WORDS)]
+)
+def test_an_export_predicts_what_its_checkpoint_does(both, kind, inputs):
+  ours, exported = (each.predict(inputs) for each in both[kind])
   assert json.dumps(ours) == json.dumps(exported)
+  if kind == "ner":
+    assert len(ours[1]["tags"]) == 2
 
 
-def test_words_for_masks(both):
-  first, second, third, fourth = both[0].predict(INPUTS)
+def test_words_for_masks(pretrained):
+  first, second, third, fourth = pretrained.predict(INPUTS)
   assert [len(one.get("masks", ())) for one in (first, fourth)] == [2, 1]
   for mask in first["masks"] + fourth["masks"]:
     assert [len(mask), mask[0]["word"]] == [5, "c"]
@@ -188,7 +201,7 @@ def test_embeddings_are_of_tokens_and_not_of_padding(folders):
   assert short["embedding"] == [CLS]
 
 
-def test_labels(folders):
+def test_labels_and_numbers(folders):
   found = predictor(folders["classifier"]).predict([Input("a b"), Input("c")])
   for one in found:
     assert one["label"] == "yes"
@@ -199,12 +212,9 @@ def test_labels(folders):
   assert lines == ["a b", "  yes 50.0%  who knows 33.3%  no 16.7%"]
   with pytest.raises(UserError, match="trained on single texts"):
     predictor(folders["classifier"]).predict([Input("a", "b")])
-
-
-def test_a_number(folders):
-  _, make = known(
-    folders["classifier"], classifier=lambda arrays: {"logits": [[2.5]]}
-  )
+  # Of a regression it is a number.
+  number = lambda arrays: {"logits": [[2.5]]}
+  _, make = known(folders["classifier"], classifier=number)
   (found,) = make().predict([Input("a")])
   assert predictions.as_lines(found) == ["a", "  2.5000"]
 
@@ -245,6 +255,11 @@ def test_answers_keep_marks_that_no_token_has(folders):
   for context in ("x y\u0301 z\u0301, a", "x y z\u200d\ufe0f\u00ad"):
     (found,) = make().predict([Input("who", context)])
     assert found["answer"] == context[2:].split(",")[0]
+  # Texts of no tokens: the question, the paragraph, and both.
+  for text in ("\u0301", "\u200b\u0301 \ufeff"):
+    inputs = [Input(text, "y z"), Input("y", text), Input(text, text)]
+    found = make().predict(inputs)
+    assert [answer["answer"] for answer in found] == ["y z", "", ""]
 
 
 def labels_of_letters(**rows):
@@ -281,9 +296,7 @@ def test_entities_are_where_they_stand_in_the_text(tagger):
   assert predictions.as_lines(found)[1:3] == [
     "   80.0%  LOC  Pa\u0301ris", "   80.0%  LOC  q\u00adx",
   ]  # fmt: skip
-
-
-def test_words_of_an_entity_are_joined(tagger):
+  # Words of an entity are joined.
   (found,) = tagger().predict([Input("at Pa Qb  qc, p")])
   assert [one["text"] for one in found["entities"]] == ["Pa Qb  qc", "p"]
   (none,) = tagger().predict([Input("a b")])
@@ -315,47 +328,31 @@ def test_plain_labels_are_of_words(folders):
   assert [name for name, _ in model.calls] == ["token_classifier"]
 
 
-def test_an_export_of_a_tagger_answers_as_its_checkpoint(folders, tmp_path):
-  source = model_source.find(folders["ner"])
-  model = inference.open_checkpoint(source)
-  inference.export(model, source, str(tmp_path / "1"))
-  inputs = [Input("ab cd " * 20), Input("x", words=["ab", "c"])]
-  ours, exported = (
-    one.predict(inputs)
-    for one in (Predictor(model, source), predictor(str(tmp_path / "1")))
-  )
-  assert json.dumps(ours) == json.dumps(exported)
-  assert len(ours[1]["tags"]) == 2
-
-
-@pytest.mark.parametrize("text", ["\u0301", "\u200b\u0301 \ufeff"])
-def test_texts_of_no_tokens(folders, text):
-  """As the question, as the paragraph, and as both."""
-  _, make = known(folders["squad"], span=span_of("a", "b", -1.0))
-  inputs = [Input(text, "a b"), Input("a", text), Input(text, text)]
-  found = make().predict(inputs)
-  assert [one["answer"] for one in found] == ["a b", "", ""]
-
-
-def test_a_question_needs_room_for_the_paragraph(folders):
+def test_a_question_needs_a_paragraph_and_room_for_it(folders):
   _, make = known(folders["squad"], span=None)
-  with pytest.raises(
-    UserError, match=r"--max_seq_length=9 leaves .*--max_query_length=6 tokens"
-  ):
+  message = "--max_seq_length=9 leaves .*--max_query_length=6 tokens"
+  with pytest.raises(UserError, match=message):
     make(max_seq_length=9)
-  make(max_seq_length=10)
   make(max_seq_length=9, embedding="cls")
-
-
-def test_a_question_needs_a_paragraph(folders):
   with pytest.raises(UserError, match="--question and --context"):
-    predictor(folders["squad"]).predict([Input("who")])
+    make(max_seq_length=10).predict([Input("who")])
 
 
-def test_any_model_gives_embeddings(folders):
-  for folder in folders.values():
-    (one,) = predictor(folder, embedding="cls").predict([Input("a b")])
-    assert len(one["embedding"]) == 32 and one["pooling"] == "cls"
+@pytest.mark.parametrize(
+  "kind, reads",
+  [("squad", "span"), ("classifier", "classifier"),
+   ("ner", "token_classifier"), ("pretraining", None)],
+)  # fmt: skip
+def test_any_model_gives_embeddings_of_plain_texts(folders, kind, reads):
+  """Whatever it reads else."""
+  model = predictor(folders[kind], embedding="cls")
+  (one,) = model.predict([Input("a b")])
+  assert len(one["embedding"]) == 32 and one["pooling"] == "cls"
+  heads = [reads] if reads else ["masked_lm", "encoder"]
+  _, make = known(folders[kind], **dict.fromkeys(heads))
+  assert make().reads == reads
+  if reads:
+    assert make(embedding="mean").reads == "encoder"
 
 
 def test_a_pair_without_a_head_for_it_is_embedded(folders):
@@ -366,13 +363,13 @@ def test_a_pair_without_a_head_for_it_is_embedded(folders):
   assert len(one["embedding"]) == 32
 
 
-def test_what_is_too_long_is_cut_and_told(both, folders):
+def test_what_is_too_long_is_cut_and_told(pretrained, folders):
   long = " ".join("ab" * 40)  # 80 tokens; the model has 64 places
-  (one,) = both[0].predict([Input(long)])
+  (one,) = pretrained.predict([Input(long)])
   assert one["tokens_cut"] == 18
   assert "18 tokens were not read" in predictions.as_lines(one)[-1]
   with pytest.raises(UserError, match=r"\[MASK\] is beyond the 64 tokens"):
-    both[0].predict([Input(long + " [MASK]")])
+    pretrained.predict([Input(long + " [MASK]")])
   source = model_source.find(folders["pretraining"])
   with pytest.raises(UserError, match="--max_seq_length=65: must be 4 to"):
     Predictor(KnownModel(), source, max_seq_length=65)
@@ -399,18 +396,6 @@ def test_lines(line, reads, wanted):
   assert predictions.parse_line(line, reads) == wanted
 
 
-def test_what_a_model_reads(folders):
-  """Vectors are of plain texts, whatever else the model is for."""
-  for kind, name in (
-    ("squad", "span"), ("classifier", "classifier"), ("ner", "token_classifier")
-  ):  # fmt: skip
-    _, make = known(folders[kind], **{name: None})
-    assert make().reads == name
-    assert make(embedding="mean").reads == "encoder"
-  _, make = known(folders["pretraining"], masked_lm=None, encoder=None)
-  assert make().reads is None
-
-
 @pytest.mark.parametrize(
   ("line", "message"),
   [
@@ -432,30 +417,23 @@ def test_lines_that_are_none(line, message):
 
 def test_errors_of_lines_name_file_and_line(tmp_path):
   lines = tmp_path / "lines.txt"
-  lines.write_text('{"question": "q", "context": "c"}\n\n{"question\n')
   settings = predict.Settings(input=str(lines))
-  made = predict.read_inputs(settings, [], reads="span")
-  assert next(made) == Input("q", "c")
+  asked = {"question": "q", "context": "c"}
+  lines.write_text(f'{json.dumps(asked)}\n\n{{"question\n')
+  read = predict.read_inputs(settings, [], reads="span")
+  assert next(read) == Input("q", "c")
   with pytest.raises(DataError, match=r"lines\.txt: line 3: .* is not JSON"):
-    next(made)
-  texts = [Input('{"question": "q", "context": "c"}'), Input('{"question')]
+    next(read)
+  texts = [Input(json.dumps(asked)), Input('{"question')]
   assert list(predict.read_inputs(settings, [])) == texts
-  texts = ["a ||| b", "{"]
   with pytest.raises(DataError, match=r"^text 2: .* is not JSON"):
-    list(predict.read_inputs(predict.Settings(), texts, reads="span"))
-
-
-def test_lines_that_are_no_text(tmp_path):
-  """Their characters would be lost; a byte order mark is none."""
-  lines = tmp_path / "lines.txt"
+    list(predict.read_inputs(predict.Settings(), ["a ||| b", "{"], "span"))
+  # Characters that are no UTF-8 would be lost; a byte order mark is none.
   lines.write_bytes(b"\xef\xbb\xbfone\nun caf\xe9\n")
-  settings = predict.Settings(input=str(lines))
-  made = predict.read_inputs(settings, [])
-  assert next(made) == Input("one")
-  with pytest.raises(
-    DataError, match=r"lines\.txt: line 2: not UTF-8 \(0xe9\)"
-  ):
-    next(made)
+  read = predict.read_inputs(settings, [])
+  assert next(read) == Input("one")
+  with pytest.raises(DataError, match=r"lines\.txt: line 2: not UTF-8 \(0xe9"):
+    next(read)
 
 
 # What a model is -------------------------------------------------------------
@@ -478,9 +456,7 @@ def test_models_that_are_none(tmp_path, folders, letters):
   with pytest.raises(UserError, match=r"mean \S+/copy or \S+/other\?"):
     model_source.find(str(tmp_path))
   large = tmp_path / "large.txt"
-  large.write_text(
-    "".join(f"{t}\n" for t in [*LETTERS, *(f"x{i}" for i in range(30))])
-  )
+  large.write_text("\n".join([*LETTERS, *(f"x{i}" for i in range(30))]))
   given = model_source.Given(vocab_file=str(large))
   with pytest.raises(UserError, match=r"large.txt is another vocabulary than"):
     model_source.find(str(copy), given)
@@ -496,12 +472,14 @@ def test_models_that_are_none(tmp_path, folders, letters):
     model_source.find(str(copy), model_source.Given("a", "b", "c"))
 
 
-def test_case_and_vocabulary_of_flags_and_folders(tmp_path, letters, spm_model):
+def test_case_and_vocabulary_of_flags_and_folders(
+  tmp_path, folders, letters, spm_model
+):
   """Flags add what nothing says; they contradict nothing in silence."""
   lower = model_source.Given(do_lower_case=True)
   cased = model_source.Given(do_lower_case=False)
   folder = tmp_path / "bare"
-  trained.write_model(folder, "pretraining", letters)
+  shutil.copytree(folders["pretraining"], folder)
   found = model_source.find(str(folder))
   assert found.task["do_lower_case"] is True
   assert "give --nodo_lower_case if it is cased" in found.assumed()[0]
@@ -513,38 +491,44 @@ def test_case_and_vocabulary_of_flags_and_folders(tmp_path, letters, spm_model):
   published = str(tmp_path / "cased_L-12_H-768_A-12" / "bert_model.ckpt")
   found = model_source.find(published)
   assert found.task["do_lower_case"] is False and not found.assumed()
-  assert [ids.tolist() for ids in found.tokenizer().encode_batch(["A"])] == [
-    [LETTERS.index("[UNK]")]
-  ]
+  (ids,) = found.tokenizer().encode_batch(["A"])
+  assert ids.tolist() == [LETTERS.index("[UNK]")]
   with pytest.raises(UserError, match="=True, but .* on cased text"):
     model_source.find(published, lower)
-  trained.write_model(tmp_path / "run", "classifier", letters)
-  run = str(tmp_path / "run")
+  run = folders["classifier"]
   assert not model_source.find(run, lower).assumed()
   with pytest.raises(UserError, match=r"on lower-cased text \(.*task.json\)"):
     model_source.find(run, cased)
+  # It may be beside the vocabulary, which need not be beside the checkpoint.
+  words = tmp_path / "words"
+  words.mkdir()
+  shutil.copy(letters, words / "vocab.txt")
+  given = model_source.Given(vocab_file=str(words / "vocab.txt"))
+  for place, flags in ((folder, {}), (words, {"given": given})):
+    said = place / "tokenizer_config.json"
+    said.write_text('{"do_lower_case": false}')
+    found = model_source.find(str(folder), **flags)
+    assert found.task["do_lower_case"] is False and not found.assumed()
+    if not flags:
+      with pytest.raises(UserError, match=rf"on cased text \({said}\): leave"):
+        model_source.find(str(folder), lower)
+      said.unlink()
   shutil.copyfile(spm_model, folder / "spiece.model")
   with pytest.raises(UserError, match="only one is the model's: give --vocab"):
     model_source.find(str(folder))
-  given = model_source.Given(vocab_file=letters)
-  assert model_source.find(str(folder), given).vocabulary == {
-    "vocab_file": letters
-  }
+  given = {"vocab_file": letters}
+  found = model_source.find(str(folder), model_source.Given(**given))
+  assert found.vocabulary == given
   os.remove(folder / "vocab.txt")
   found = model_source.find(str(folder))
-  path = str(folder / "spiece.model")
-  assert found.vocabulary == {"spm_model_file": path}
+  assert found.vocabulary == {"spm_model_file": f"{folder}/spiece.model"}
 
 
 @pytest.fixture
 def theirs(folders, tmp_path):
   """The pre-trained model as a Hugging Face folder."""
-  folder = tmp_path / "theirs"
-  given = (folders["pretraining"],)
-  convert_checkpoint.convert(
-    convert_checkpoint.Settings(input=given, output=str(folder))
-  )
-  return folder
+  conversions.convert(folders["pretraining"], tmp_path / "theirs")
+  return tmp_path / "theirs"
 
 
 def test_a_hugging_face_folder_is_read_in_place(folders, theirs, tmp_path):
@@ -555,52 +539,33 @@ def test_a_hugging_face_folder_is_read_in_place(folders, theirs, tmp_path):
   assert json.dumps(predictor(str(theirs)).predict(inputs)) == want
   os.remove(theirs / "vocab.txt")  # tokenizer.json has it, too
   assert json.dumps(predictor(str(theirs)).predict(inputs)) == want
+  other = tmp_path / "v.txt"
+  other.write_text("a\n")
   with pytest.raises(UserError, match="is another vocabulary than"):
-    other = tmp_path / "v.txt"
-    other.write_text("a\n")
     model_source.find(str(theirs), model_source.Given(vocab_file=str(other)))
-  config = json.loads((theirs / "config.json").read_text())
+  config = runs.read_json(theirs, "config.json")
   config["hidden_dropout_prob"] = 0.5
   (theirs / "config.json").write_text(json.dumps(config))
   assert model_source.find(str(theirs)).bert.hidden_dropout_prob == 0.5
   assert {*os.listdir(theirs), "vocab.txt"} == {*files}  # nothing is written
 
 
-@pytest.mark.parametrize("lacks_text_file", [False, True])
-def test_a_hugging_face_folder_with_another_tokenizer(
-  theirs, letters, lacks_text_file
-):
+def test_a_hugging_face_folder_with_another_tokenizer(theirs, letters):
   """It is read, with a vocab.txt beside it or not; another cannot be given."""
   file = theirs / "tokenizer.json"
   content = json.loads(file.read_text())
   content["pre_tokenizer"] = {"type": "WhitespaceSplit"}
   file.write_text(json.dumps(content))
-  if lacks_text_file:
-    os.remove(theirs / "vocab.txt")
-  source = model_source.find(str(theirs))
-  assert source.vocabulary == {"tokenizer_file": str(file)}
-  (ids,) = source.tokenizer().encode_batch(["a. b"])
-  assert source.tokenizer().unk_id in ids  # "a." is one word
-  with pytest.raises(UserError, match="another vocabulary than .*tokenizer.js"):
-    model_source.find(str(theirs), model_source.Given(vocab_file=letters))
-
-
-def test_a_models_case_is_beside_its_vocabulary(tmp_path, letters):
-  folder = tmp_path / "bare"
-  trained.write_model(folder, "pretraining", letters)
-  said = folder / "tokenizer_config.json"
-  said.write_text('{"do_lower_case": false}')
-  found = model_source.find(str(folder))
-  assert found.task["do_lower_case"] is False and not found.assumed()
-  lower = model_source.Given(do_lower_case=True)
-  with pytest.raises(UserError, match=rf"on cased text \({said}\): leave"):
-    model_source.find(str(folder), lower)
-  # It need not be beside the checkpoint.
-  (tmp_path / "words").mkdir()
-  for name in ("vocab.txt", "tokenizer_config.json"):
-    os.replace(folder / name, tmp_path / "words" / name)
-  given = model_source.Given(vocab_file=str(tmp_path / "words" / "vocab.txt"))
-  assert model_source.find(str(folder), given).task["do_lower_case"] is False
+  given = model_source.Given(vocab_file=letters)
+  message = "another vocabulary than .*tokenizer.js"
+  for _ in range(2):
+    source = model_source.find(str(theirs))
+    assert source.vocabulary == {"tokenizer_file": str(file)}
+    (ids,) = source.tokenizer().encode_batch(["a. b"])
+    assert source.tokenizer().unk_id in ids  # "a." is one word
+    with pytest.raises(UserError, match=message):
+      model_source.find(str(theirs), given)
+    (theirs / "vocab.txt").unlink(missing_ok=True)
 
 
 def test_a_damaged_export(folders, both, tmp_path):
@@ -612,27 +577,21 @@ def test_a_damaged_export(folders, both, tmp_path):
 
 
 def test_a_run_finds_its_vocabulary_by_its_records(
-  tmp_path, letters, monkeypatch
+  tmp_path, folders, letters, monkeypatch
 ):
   """Over run.json and the manifest, by its hash; from any folder."""
   data, run = tmp_path / "data", tmp_path / "runs" / "a"
-  data.mkdir()
-  write_packed(data)
+  files = write_records_of(data, letters, do_lower_case=False)
+  files["files"] = ["data/data-0.tfrecord"]  # as named from tmp_path
+  os.remove(data / "vocab.txt")
   path = data / "data.manifest.json"
   manifest = records.Manifest.load(str(path))
-  tokenizer = dataclasses.replace(
-    tokenization.load_tokenizer(letters).info(),
-    do_lower_case=False,
-  )
-  dataclasses.replace(manifest, tokenizer=tokenizer).save(str(path))
-  trained.write_model(run, "pretraining", letters)
+  tokenizer = manifest.tokenizer
+  shutil.copytree(folders["pretraining"], run)
   os.remove(run / "vocab.txt")
-  files = {"files": ["data/data-0.tfrecord"]}  # as named from tmp_path
-  files["tokenizer"] = dataclasses.asdict(tokenizer)
   (run / "run.json").write_text(json.dumps({"runs": [{"data": files}]}))
-  with pytest.raises(
-    UserError, match=rf"{tokenizer.sha256}, which is not near"
-  ):
+  missing = rf"{tokenizer.sha256}, which is not near"
+  with pytest.raises(UserError, match=missing):
     model_source.find(str(run))
   shutil.copyfile(letters, tmp_path / "vocab.txt")
   for place in (tmp_path, tmp_path / "data", "/"):
@@ -649,7 +608,6 @@ def test_a_run_finds_its_vocabulary_by_its_records(
   # Records that were made again with other words are not this run's.
   config = types.SimpleNamespace(output_dir=str(run), init_checkpoint=None)
   keep = lambda: run_folder.keep_vocabulary(config, {"": (path, manifest)})
-  manifest = dataclasses.replace(manifest, tokenizer=tokenizer)
   shutil.move(tmp_path / "vocab.txt", data / "vocab.txt")
   keep()
   kept = (run / "vocab.txt").read_bytes()
@@ -701,25 +659,20 @@ def test_a_model_trained_without_segments_gets_none(folders):
     path.unlink()
 
 
-def test_a_reader_that_leaves_ends_the_command(folders):
-  """As `| head` does; "-" is standard input."""
-  command = [f"{runs.ROOT}/predict.py", folders["pretraining"], "-"]
-  process = subprocess.Popen(
-    [sys.executable, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": runs.ROOT},
-  )  # fmt: skip
-  process.stdout.close()
-  _, said = process.communicate(b"a [MASK]\n" * 9999)
-  assert process.returncode == -signal.SIGPIPE and b"Broken" not in said
-
-
-def test_the_command(folders, both, tmp_path):
-  """From a file, with flags after the model, as JSON lines."""
+def test_the_command_ends_with_its_reader(folders, both, tmp_path):
+  """As of `| head`; "-" is standard input, the answers are JSON lines."""
   lines = tmp_path / "lines.txt"
-  lines.write_text("a [MASK]\n\na\tb\n")
+  lines.write_text("a [MASK]\n\na\tb\n" + "a [MASK]\n" * 9999)
   command = [f"{runs.ROOT}/predict.py", folders["pretraining"] + ".export"]
-  done = runs.launch([*command, f"--input={lines}", "--json", "--top_k=1"])
-  assert done.returncode == 0, done.stderr
-  first, second = map(json.loads, done.stdout.splitlines())
+  with open(lines) as stdin:
+    process = subprocess.Popen(
+      [sys.executable, *command, "-", "--json", "--top_k=1"],
+      stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+      env={**os.environ, "PYTHONPATH": runs.ROOT},
+    )  # fmt: skip
+  first, second = (json.loads(process.stdout.readline()) for _ in range(2))
   assert [len(first["masks"][0]), first["masks"][0][0]["word"]] == [1, "c"]
   assert second["is_next"] == pytest.approx(0.25)
+  process.stdout.close()
+  said = process.stderr.read()
+  assert process.wait() == -signal.SIGPIPE and b"Broken" not in said
