@@ -44,28 +44,24 @@ def test_one_text_is_cut():
 # Metrics, by hand -------------------------------------------------------------
 
 
-def test_metrics_of_two_labels():
-  targets = np.array([1, 1, 1, 0, 0, 0, 0, 0])
-  predicted = np.array([1, 1, 0, 1, 0, 0, 0, 0])
-  # 2 true positives, 1 false, 1 missed, 4 true negatives.
-  assert metrics.accuracy(targets, predicted) == 6 / 8
-  assert metrics.f1(targets, predicted) == pytest.approx(4 / 6)
-  wanted = (2 * 4 - 1 * 1) / (3 * 3 * 5 * 5) ** 0.5
-  assert metrics.matthews(targets, predicted) == pytest.approx(wanted)
+# (metric, right, predicted, its value): 2 true positives, 1 false, 1 missed, 4
+# true negatives; then what is not defined; then three labels.
+SCORED = [
+  (metrics.accuracy, "11100000", "11010000", 6 / 8),
+  (metrics.f1, "11100000", "11010000", 4 / 6),
+  (metrics.matthews, "11100000", "11010000", 7 / 15),
+  (metrics.matthews, "0101", "1111", 0.0),
+  (metrics.f1, "00", "00", 0.0),
+  (metrics.pearson, "0123", "1111", 0.0),
+  (functools.partial(metrics.f1, average="macro"), "0012", "0112",
+   (2 / 3 + 2 / 3 + 1) / 3),
+]  # fmt: skip
 
 
-def test_metrics_that_are_not_defined_are_0():
-  ones = np.ones(4, int)
-  assert metrics.matthews(np.array([0, 1, 0, 1]), ones) == 0.0
-  assert metrics.f1(np.array([0, 0]), np.array([0, 0])) == 0.0
-  assert metrics.pearson(np.arange(4.0), np.ones(4)) == 0.0
-
-
-def test_metrics_of_three_labels():
-  targets, predicted = np.array([0, 0, 1, 2]), np.array([0, 1, 1, 2])
-  assert metrics.f1(targets, predicted, "macro") == pytest.approx(
-    (2 / 3 + 2 / 3 + 1) / 3
-  )
+@pytest.mark.parametrize("metric, right, predicted, value", SCORED)
+def test_metrics(metric, right, predicted, value):
+  right, predicted = (np.array([*map(int, x)]) for x in (right, predicted))
+  assert metric(right, predicted) == pytest.approx(value)
 
 
 def test_f1_goes_by_the_labels_of_the_task():
@@ -139,17 +135,12 @@ def test_all_of_glue_is_here():
 @pytest.fixture
 def make(tmp_path):
   """(**settings) -> a task whose files are in tmp_path."""
-  vocab = tmp_path / "vocab.txt"
   tokens = [*tokenization.SPECIAL_TOKENS, "a", "b", '"', "good", "bad"]
-  vocab.write_text("".join(f"{t}\n" for t in tokens))
   return functools.partial(
-    finetuning_runs.classifier,
-    samples.write_config(tmp_path / "bert.json"),
-    str(vocab),
-    tmp_path / "out",
-    data_dir=str(tmp_path),
-    examples_per_record=4,
-  )
+    finetuning_runs.classifier, samples.write_config(tmp_path / "bert.json"),
+    samples.write_vocabulary(tmp_path / "vocab.txt", tokens), tmp_path / "out",
+    data_dir=str(tmp_path), examples_per_record=4,
+  )  # fmt: skip
 
 
 @pytest.mark.parametrize("task", FILES)
@@ -181,6 +172,9 @@ def test_mnli_has_two_sets_to_evaluate_on(tmp_path, make):
 # Tables -----------------------------------------------------------------------
 
 
+HEADER = "sentence\tlabel\n"
+
+
 @pytest.fixture
 def table(tmp_path, make):
   """(text of a table to train on, **settings) -> its task."""
@@ -201,7 +195,7 @@ def scores(source, labels, answers):
 
 
 def test_labels_are_found_in_the_data(table):
-  text = "sentence\tlabel\na\t10\nb\tno\na\t9\nb\t10\n"
+  text = f"{HEADER}a\t10\nb\tno\na\t9\nb\t10\n"
   assert table(text).labels == ["9", "10", "no"]
 
 
@@ -214,45 +208,31 @@ def test_labels_have_one_order():
     assert sorted(found, key=label_order) == ordered
 
 
+NUMBERS = {"regression": True}
+
+
 @pytest.mark.parametrize(
   "text, changes, words",
   [
-    (
-      "sentence\tlabel\na\t1\nb\t1\n",
-      {},
-      "has 1 different labels, such as '1': a classifier",
-    ),
+    (f"{HEADER}a\t1\nb\t1\n", {},
+     "has 1 different labels, such as '1': a classifier"),
     ("text\tlabel\na\t1\nb\t0\n", {}, "line 2 has no 'sentence'"),
-    (
-      "sentence\tlabel\n" + "".join(f"a\t{i}.5\n" for i in range(1100)),
-      {},
-      "1100 different labels, .* for numbers give --regression",
-    ),
-    (
-      "sentence\tlabel\na\t1.5\nb\tx\n",
-      {"regression": True},
-      "line 3: label is 'x', not a finite number",
-    ),
-    (
-      "sentence\tlabel\na\tinf\n",
-      {"regression": True},
-      "line 2: label is 'inf', not a finite number",
-    ),
+    (HEADER + "".join(f"a\t{i}.5\n" for i in range(1100)), {},
+     "1100 different labels, .* for numbers give --regression"),
+    (f"{HEADER}a\t1.5\nb\tx\n", NUMBERS,
+     "line 3: label is 'x', not a finite number"),
+    (f"{HEADER}a\tinf\n", NUMBERS,
+     "line 2: label is 'inf', not a finite number"),
+    (f"{HEADER}a\t1\nb\t0\n", {"eval_file": "dev.tsv"},
+     "dev.tsv: line 3: label is '2', not one of 0, 1"),
   ],
-)
-def test_errors_of_tables(table, text, changes, words):
+)  # fmt: skip
+def test_errors_of_tables(tmp_path, monkeypatch, table, text, changes, words):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "dev.tsv").write_text(f"{HEADER}a\t1\nb\t2\n")
   with pytest.raises(UserError, match=words):
-    _ = table(text, **changes).training_set
-
-
-def test_a_label_that_training_did_not_have(tmp_path, table):
-  path = tmp_path / "dev.tsv"
-  path.write_text("sentence\tlabel\na\t1\nb\t2\n")
-  made = table("sentence\tlabel\na\t1\nb\t0\n", eval_file=str(path))
-  with pytest.raises(
-    UserError, match=r"dev.tsv: line 3: label is '2', not one of 0, 1"
-  ):
-    _ = made.evaluation_set
+    task = table(text, **changes)
+    _ = task.training_set, task.evaluation_set
 
 
 def test_labels_that_nothing_says(make):
@@ -281,14 +261,21 @@ NAMES = [
 ]
 
 
+@pytest.fixture
+def model(tmp_path):
+  """(names of labels) -> the flag of a model that has them."""
+
+  def of_labels(labels):
+    (tmp_path / "task.json").write_text(json.dumps({"labels": labels}))
+    return {"init_checkpoint": f"{tmp_path}/model.ckpt-1"}
+
+  return of_labels
+
+
 @pytest.mark.parametrize("of_model, of_task, rows", NAMES)
-def test_a_models_rows_are_found_by_name(
-  tmp_path, table, of_model, of_task, rows
-):
-  (tmp_path / "task.json").write_text(json.dumps({"labels": of_model}))
-  given = {"init_checkpoint": f"{tmp_path}/model.ckpt-1"}
-  text = "".join(f"a\t{label}\n" for label in of_task)
-  made = table("sentence\tlabel\n" + text, **given)
+def test_a_models_rows_are_found_by_name(table, model, of_model, of_task, rows):
+  text = HEADER + "".join(f"a\t{label}\n" for label in of_task)
+  made = table(text, **model(of_model))
   assert made.labels == (of_model if rows else sorted(of_task))
   wanted = rows or [made.labels.index(label) for label in of_task]
   assert [e.targets[0] for e in made.training_set.examples] == wanted
@@ -305,15 +292,12 @@ def test_a_models_rows_are_found_by_name(
   ],
 )
 def test_an_evaluation_finds_the_models_labels(
-  tmp_path, table, of_model, labels, rows
+  tmp_path, table, model, of_model, labels, rows
 ):
-  (tmp_path / "task.json").write_text(json.dumps({"labels": of_model}))
-  given = dict(
-    do_train=False, do_eval=True, init_checkpoint=f"{tmp_path}/model.ckpt-1"
-  )
+  given = dict(do_train=False, do_eval=True, eval_file=f"{tmp_path}/own.tsv")
+  given |= model(of_model)
   for label, row in zip(labels, rows, strict=True):
-    text, path = f"sentence\tlabel\na\t{label}\n", f"{tmp_path}/own.tsv"
-    made = table(text, eval_file=path, **given)
+    made = table(f"{HEADER}a\t{label}\n", **given)
     assert made.labels == of_model
     if row is None:
       with pytest.raises(UserError, match=f"line 2: label is '{label}', not o"):
@@ -337,24 +321,19 @@ PUBLISHED = [
 
 
 @pytest.mark.parametrize("task, of_model, rows", PUBLISHED)
-def test_published_names_of_glues_labels(tmp_path, make, task, of_model, rows):
+def test_published_names_of_glues_labels(
+  tmp_path, make, model, task, of_model, rows
+):
   """With Hugging Face's names of a task's labels, in any order and case."""
-  (tmp_path / "task.json").write_text(json.dumps({"labels": of_model}))
   header, lines, _ = FILES[task]
   name = "dev_matched" if task == "mnli" else "dev"
   (tmp_path / f"{name}.tsv").write_text(header + lines, encoding="utf-8")
-  made = make(
-    task_name=task, do_train=False, do_eval=True,
-    init_checkpoint=f"{tmp_path}/model.ckpt-1",
-  )  # fmt: skip
+  made = make(task_name=task, do_train=False, do_eval=True, **model(of_model))
   assert made.labels == of_model
-  assert [e.targets[0] for e in made.evaluation_set.examples] == rows
-  logits = np.zeros((len(made.evaluation_set), 4, len(of_model)), np.float32)
-  for place, row in zip(range(2), rows, strict=True):
-    at = made.evaluation_set.places
-    logits[at.row[place], at.slot[place], row] = 1.0
-  found = made.results(made.evaluation_set, {"logits": logits})
-  assert set(found.values()) == {1.0}
+  source = made.evaluation_set
+  assert [e.targets[0] for e in source.examples] == rows
+  answers = scores(source, of_model, [of_model[row] for row in rows])
+  assert {*made.results(source, answers).values()} == {1.0}
 
 
 @pytest.mark.parametrize(
@@ -381,11 +360,9 @@ def test_ways_to_write_one_label(tmp_path, make, labels, names):
 
 
 @pytest.mark.parametrize("labels", [["0", "1"], ["1", "0"]])
-def test_f1_is_of_one_label_whatever_the_models_order(tmp_path, table, labels):
-  (tmp_path / "task.json").write_text(json.dumps({"labels": labels}))
-  given = dict(init_checkpoint=f"{tmp_path}/model.ckpt-1", metrics=("f1",))
-  text = "sentence\tlabel\na\t1\nb\t1\na a\t0\nb b\t0\nb a\t0\n"
-  made = table(text, **given)
+def test_f1_is_of_one_label_whatever_the_models_order(table, model, labels):
+  text = f"{HEADER}a\t1\nb\t1\na a\t0\nb b\t0\nb a\t0\n"
+  made = table(text, metrics=("f1",), **model(labels))
   assert made.labels == labels
   source = made.training_set
   # One "1" of two is found, and one of two that were predicted is one.
@@ -393,7 +370,7 @@ def test_f1_is_of_one_label_whatever_the_models_order(tmp_path, table, labels):
 
 
 def test_predictions_file(tmp_path, table):
-  made = table("sentence\tlabel\na\tno\nb\tyes\na a\tno\n")
+  made = table(f"{HEADER}a\tno\nb\tyes\na a\tno\n")
   source = made.training_set
   logits = np.zeros((len(source), source.slots, 2), np.float32)
   for i, score in enumerate([0.0, np.log(3.0), -20.0]):
@@ -408,45 +385,36 @@ def test_predictions_file(tmp_path, table):
   assert made.results(source, {"logits": logits}) == {"accuracy": 1.0}
 
 
-def test_labels_in_the_predictions_file_are_read_back(tmp_path, make):
+@pytest.mark.parametrize(
+  "labels",
+  [
+    ["a\tb", "c\nd", "e\rf", "g\\h", r"i\tj", 'say "k"'],
+    # Halves of surrogate pairs, which JSON may hold, as of an emoji.
+    ["\ud83d", "b\udc00", r"\ud83d"],
+  ],
+  ids=["escaped", "no UTF-8"],
+)
+def test_labels_in_the_predictions_file_are_read_back(tmp_path, make, labels):
   """Fields are between tabs, lines end with line feeds, all else is escaped."""
-  labels = ["a\tb", "c\nd", "e\rf", "g\\h", r"i\tj", 'say "k"']
   path = tmp_path / "own.jsonl"
-  path.write_text(
-    "".join(json.dumps({"sentence": "a", "label": x}) + "\n" for x in labels)
-  )
-  made = make(train_file=str(path))
-  source = made.training_set
+  rows = [json.dumps({"sentence": "a", "label": label}) for label in labels]
+  path.write_text("\n".join(rows))
+  task = make(train_file=str(path))
+  source = task.training_set
   (tmp_path / "out").mkdir()
-  made.write_predictions(source, scores(source, made.labels, labels))
+  task.write_predictions(source, scores(source, task.labels, labels))
   written = (tmp_path / "out" / classification.PREDICTIONS_FILE).read_bytes()
   unescaped = {"t": "\t", "n": "\n", "r": "\r", "\\": "\\"}
-  header, *rows = [
-    [
-      re.sub(r"\\(.)", lambda m: unescaped[m[1]], field)
-      for field in line.split("\t")
-    ]
-    for line in written.decode().removesuffix("\n").split("\n")
-  ]
-  assert header == ["index", "prediction", *made.labels]
+  unescaped |= {"ud83d": "\ud83d", "udc00": "\udc00"}
+
+  def read(field):
+    return re.sub(r"\\(u....|.)", lambda found: unescaped[found[1]], field)
+
+  lines = written.decode().removesuffix("\n").split("\n")
+  header, *rows = [[*map(read, line.split("\t"))] for line in lines]
+  assert header == ["index", "prediction", *task.labels]
   assert [row[1] for row in rows] == labels
   assert {len(row) for row in rows} == {len(header)}
-
-
-def test_a_label_that_has_no_utf_8(tmp_path, make):
-  """JSON may hold half of a surrogate pair, as of an emoji that was cut."""
-  labels = ["\ud83d", "b\udc00", r"\ud83d"]
-  path = tmp_path / "own.jsonl"
-  path.write_text(
-    "".join(json.dumps({"sentence": "a", "label": x}) + "\n" for x in labels)
-  )
-  made = make(train_file=str(path))
-  source = made.training_set
-  (tmp_path / "out").mkdir()
-  made.write_predictions(source, scores(source, made.labels, labels))
-  text = (tmp_path / "out" / classification.PREDICTIONS_FILE).read_text()
-  found = [line.split("\t")[1] for line in text.splitlines()[1:]]
-  assert found == [r"\ud83d", r"b\udc00", r"\\ud83d"]
 
 
 def test_every_row_gets_its_own_prediction(tmp_path, make):

@@ -12,13 +12,13 @@ def write(path, text):
 
 
 def test_three_formats_say_the_same(tmp_path):
-  tsv = write(tmp_path / "a.tsv", 'text\tlabel\nsay "hi", you\t1\r\nb\t0\n')
-  csv = write(tmp_path / "a.csv", 'text,label\n"say ""hi"", you",1\nb,0\n')
-  lines = (
-    '{"text": "say \\"hi\\", you", "label": 1}\n\n{"text": "b", "label": 0}'
-  )
-  jsonl = write(tmp_path / "a.jsonl", lines)
-  for path in (tsv, csv, jsonl):
+  for name, text in (
+    ("a.tsv", 'text\tlabel\nsay "hi", you\t1\r\nb\t0\n'),
+    ("a.csv", 'text,label\n"say ""hi"", you",1\nb,0\n'),
+    ("a.jsonl", '{"text": "say \\"hi\\", you", "label": 1}\n\n'
+                '{"text": "b", "label": 0}'),
+  ):  # fmt: skip
+    path = write(tmp_path / name, text)
     rows = tables.read_table(path)
     assert tables.column(path, rows, "text") == ['say "hi", you', "b"]
     assert tables.column(path, rows, "label") == ["1", "0"]
@@ -48,18 +48,22 @@ def test_a_few_odd_rows_are_told_and_left_out(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_a_carriage_return_in_a_field_is_text(tmp_path, end):
-  lines = ["text\tlabel", "two\rwords\t1", "\rb\r\t0", ""]
-  rows = tables.read_table(
-    write(tmp_path / "a.tsv", end.join(lines)), None, True
-  )
-  assert [row.values["text"] for row in rows] == ["two\rwords", "\rb\r"]
+@pytest.mark.parametrize(
+  "name, lines, texts",
+  [
+    ("a.tsv", ["text\tlabel", "two\rwords\t1", "\rb\r\t0", ""],
+     ["two\rwords", "\rb\r"]),
+    ("a.csv", ["text,label", '"two\rwords",1', "b,0", ""],
+     ["two\rwords", "b"]),
+  ],
+)  # fmt: skip
+def test_a_carriage_return_in_a_field_is_text(
+  tmp_path, end, name, lines, texts
+):
+  path = write(tmp_path / name, end.join(lines))
+  rows = tables.read_table(path, None, True)
+  assert [row.values["text"] for row in rows] == texts
   assert [row.values["label"] for row in rows] == ["1", "0"]
-  lines = ["text,label", '"two\rwords",1', "b,0", ""]
-  rows = tables.read_table(
-    write(tmp_path / "a.csv", end.join(lines)), None, True
-  )
-  assert [row.values["text"] for row in rows] == ["two\rwords", "b"]
   assert [row.line for row in rows] == [2, 3]
 
 

@@ -9,6 +9,7 @@ import pytest
 import reference_tokenizer
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from samples import write_vocabulary
 from tokenizers import models
 
 import text_encoders
@@ -35,11 +36,6 @@ TEXT = st.text(
 )
 
 
-def write_vocab(path, tokens):
-  path.write_bytes("".join(f"{t}\n" for t in tokens).encode())
-  return str(path)
-
-
 @pytest.fixture(scope="module")
 def vocab_file(tmp_path_factory):
   letters = [chr(c) for c in range(0x21, 0x500) if chr(c).strip() == chr(c)]
@@ -48,7 +44,7 @@ def vocab_file(tmp_path_factory):
     [*letters, *("##" + c for c in letters), "ab", "##bc", "MASK", "mask"]
   )
   path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
-  return write_vocab(path, [*tokenization.SPECIAL_TOKENS, *pieces])
+  return write_vocabulary(path, [*tokenization.SPECIAL_TOKENS, *pieces])
 
 
 @pytest.fixture(scope="module")
@@ -118,11 +114,7 @@ def test_a_full_cache_starts_again(vocab_file, monkeypatch):
 @pytest.mark.parametrize(
   "lower, text, want",
   [
-    (
-      True,
-      " \tHÉllo!how  \n Are yoU? ",
-      ["hello", "!", "how", "are", "you", "?"],
-    ),
+    (True, " \tHÉllo!how  \n Are yoU? ", "hello ! how are you ?".split()),
     (False, "HÉllo!how", ["HÉllo", "!", "how"]),
     (True, "ah博推zz", ["ah", "博", "推", "zz"]),
     (True, "a\u2028b\x00c\ufffdd\u200de", ["a", "bcde"]),
@@ -190,7 +182,7 @@ def test_load_vocab_breaks_at_newlines_only(tmp_path):
 def test_line_numbers_are_ids(tmp_path, lines, ids):
   """Blank lines at the end have none: a model has no rows for them."""
   lines = [*tokenization.SPECIAL_TOKENS, *lines.split(" ")]
-  path = write_vocab(tmp_path / "v.txt", lines)
+  path = write_vocabulary(tmp_path / "v.txt", lines)
   encoder = tokenization.load_tokenizer(path)
   assert encoder.encode_batch(["a b"])[0].tolist() == ids[:2]
   assert encoder.vocab_size == max(*ids, encoder.mask_id) + 1
@@ -218,51 +210,44 @@ def test_continuations_and_info(vocab_file):
   [
     (["[PAD]", "[UNK]", "[CLS]", "a"], r"lacks \[SEP\], \[MASK\]"),
     ([], "lacks"),
+    (None, "v.txt: No such file"),
   ],
 )
 def test_unfit_vocabularies(tmp_path, tokens, words):
-  path = write_vocab(tmp_path / "v.txt", tokens)
+  if tokens is not None:
+    write_vocabulary(tmp_path / "v.txt", tokens)
   with pytest.raises(records.DataError, match=words):
-    tokenization.WordPieceEncoder(path, True)
+    tokenization.load_tokenizer(str(tmp_path / "v.txt"))
 
 
-def test_load_tokenizer_wants_one_file(tmp_path, vocab_file):
+@pytest.mark.parametrize("files", [(None,), ("v.txt", True, "x.model")])
+def test_load_tokenizer_wants_one_file(files):
   with pytest.raises(ValueError, match="name one"):
-    tokenization.load_tokenizer(None)
-  with pytest.raises(ValueError, match="name one"):
-    tokenization.load_tokenizer(vocab_file, True, "x.model")
-  with pytest.raises(records.DataError, match="nowhere.txt: No such file"):
-    tokenization.load_tokenizer(str(tmp_path / "nowhere.txt"))
+    tokenization.load_tokenizer(*files)
 
 
 def test_case_of_published_checkpoints():
   check = tokenization.validate_case_matches_checkpoint
-  check(True, "x/uncased_L-12_H-768_A-12/bert_model.ckpt")
-  check(False, "x/mine/bert_model.ckpt")
+  for lower, name in ((True, "uncased_L-12_H-768_A-12"), (False, "mine"),
+                      (False, "cased_L-12_H-768_A-12")):  # fmt: skip
+    check(lower, f"x/{name}/bert_model.ckpt")
+    if name != "mine":
+      with pytest.raises(ValueError, match=f"--do_lower_case={lower}"):
+        check(not lower, f"x/{name}/bert_model.ckpt")
   check(True, None)
-  with pytest.raises(ValueError, match="--do_lower_case=False"):
-    check(True, "x/cased_L-12_H-768_A-12/bert_model.ckpt")
-  with pytest.raises(ValueError, match="--do_lower_case=True"):
-    check(False, "x/uncased_L-12_H-768_A-12/bert_model.ckpt")
 
 
-def test_import_needs_no_tensorflow():
-  code = (
-    "import sys, tokenization, create_pretraining_data;"
-    "sys.exit('tensorflow' in sys.modules)"
-  )
-  assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
-def test_split_sentences():
-  text = "Dr. Smith went\nhome. He slept!  It rained."
-  assert tokenization.split_sentences(text) == [
-    "Dr. Smith went home.", "He slept!", "It rained.",
-  ]  # fmt: skip
-  assert tokenization.split_sentences("今天下雨。我在家。", "zh") == [
-    "今天下雨。", "我在家。",
-  ]  # fmt: skip
-  assert tokenization.split_sentences(" \n ") == []
+@pytest.mark.parametrize(
+  "text, language, sentences",
+  [
+    ("Dr. Smith went\nhome. He slept!  It rained.", "en",
+     ["Dr. Smith went home.", "He slept!", "It rained."]),
+    ("今天下雨。我在家。", "zh", ["今天下雨。", "我在家。"]),
+    (" \n ", "en", []),
+  ],
+)  # fmt: skip
+def test_split_sentences(text, language, sentences):
+  assert tokenization.split_sentences(text, language) == sentences
 
 
 # Training ---------------------------------------------------------------------
@@ -278,51 +263,38 @@ def corpus_lines(count=400):
   ]
 
 
-TRAIN_IN_A_NEW_PROCESS = """
-import sys
-from tools import train_tokenizer
-lines = open(sys.argv[1], encoding="utf-8").read().split("\\n")
-train_tokenizer.train_wordpiece(lines, sys.argv[2], 150)
-"""
-
-
-def test_train_wordpiece_is_deterministic(tmp_path):
-  # In new processes: hash tables are seeded at random once in each.
+def test_the_command_trains_the_same_wordpieces_in_any_process(tmp_path):
+  # Hash tables are seeded at random once in each.
   rng = np.random.default_rng(1)
   words = ["".join(rng.choice(list("abcdefgh"), 5)) for _ in range(300)]
-  text = tmp_path / "text.txt"
+  text, out = tmp_path / "text.txt", tmp_path / "new" / "vocab.txt"
   text.write_text("\n".join(words), encoding="utf-8")
-  outputs = []
-  for i in range(3):
-    out = tmp_path / f"vocab{i}.txt"
-    subprocess.run(
-      [sys.executable, "-c", TRAIN_IN_A_NEW_PROCESS, str(text), str(out)],
-      check=True,
-    )
-    outputs.append(out.read_bytes())
-  assert outputs[0] == outputs[1] == outputs[2]
+  command = [sys.executable, "-m", "tools.train_tokenizer", "--vocab_size=150"]
+  command += [f"--output_file={out}", f"--input_file={text}"]
+  outputs = set()
+  for _ in range(3):
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and "150 tokens (wordpiece)" in done.stdout
+    outputs.add(out.read_bytes())
+    out.unlink()
+  assert len(outputs) == 1 and outputs.pop().count(b"\n") == 150
 
 
-def test_trained_wordpiece_spells_its_text(tmp_path):
-  out = str(tmp_path / "vocab.txt")
-  train_tokenizer.train_wordpiece(corpus_lines(), out, 60)
+def test_trained_wordpiece_spells_its_text(tmp_path, monkeypatch):
+  """Also where a frequent word is counted in parts, to save memory."""
+  out, outputs = str(tmp_path / "vocab.txt"), set()
+  for number in (1, 7, 10_000):
+    monkeypatch.setattr(train_tokenizer, "_AT_ONCE", number)
+    train_tokenizer.train_wordpiece(corpus_lines(), out, 60)
+    outputs.add((tmp_path / "vocab.txt").read_bytes())
+  assert len(outputs) == 1
   tokens = list(tokenization.load_vocab(out))
-  assert tokens[:5] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+  assert tuple(tokens[:5]) == tokenization.SPECIAL_TOKENS
   assert len(set(tokens)) == len(tokens) <= 60
   encoder = tokenization.WordPieceEncoder(out, True)
   for ids in encoder.encode_batch(corpus_lines(20)):
     assert len(ids) and encoder.unk_id not in ids
   assert "walk" in tokens and "Walk" not in tokens
-
-
-def test_a_frequent_word_is_counted_in_parts(tmp_path, monkeypatch):
-  """So that memory does not grow with how often it occurs."""
-  made, out = [], tmp_path / "vocab.txt"
-  for number in (1, 7, 10_000):
-    monkeypatch.setattr(train_tokenizer, "_AT_ONCE", number)
-    train_tokenizer.train_wordpiece(corpus_lines(), str(out), 90)
-    made.append(out.read_bytes())
-  assert made[0] == made[1] == made[2]
 
 
 def test_sentencepiece_says_which_line_is_wrong(tmp_path):
@@ -367,23 +339,30 @@ def test_a_tokenizer_learns_from_a_sample_of_much_text(capfd):
   assert sum(map(len, train_tokenizer.sample(["a b " * 10**5], 40_000))) > 9_000
 
 
-def test_train_wordpiece_keeps_within_a_small_vocabulary(tmp_path):
-  out = str(tmp_path / "vocab.txt")
-  lines = ["".join(map(chr, range(0x4E00, 0x4E40))), "the the the"]
-  train_tokenizer.train_wordpiece(lines, out, 15)
-  assert len(tokenization.load_vocab(out)) <= 15
-  with pytest.raises(records.DataError, match="too small"):
-    train_tokenizer.train_wordpiece(["abc abd"], out, 6)
-
-
 LONG = ["กขคง" * 51, "acgt" * 51, "x" * 201]
+NO_WORD = "no word of at most 200 letters.*--tokenizer=sentencepiece"
 
 
-@pytest.mark.parametrize("lines", [["", " "], LONG])
-def test_text_without_a_word_to_train_on_is_refused(tmp_path, lines):
-  words = "no word of at most 200 letters.*--tokenizer=sentencepiece"
-  with pytest.raises(records.DataError, match=words):
-    train_tokenizer.train_wordpiece(lines, str(tmp_path / "v"), 100)
+@pytest.mark.parametrize(
+  "lines, size, words",
+  [
+    (["".join(map(chr, range(0x4E00, 0x4E40))), "the the the"], 15, None),
+    (["abc abd"], 6, "too small"),
+    (["", " "], 100, NO_WORD),
+    (LONG, 100, NO_WORD),
+  ],
+  ids=["fits", "too small", "blank", "long words"],
+)
+def test_small_vocabularies_and_text_without_a_word(
+  tmp_path, lines, size, words
+):
+  out = str(tmp_path / "vocab.txt")
+  if words is None:
+    train_tokenizer.train_wordpiece(lines, out, size)
+    assert len(tokenization.load_vocab(out)) <= size
+  else:
+    with pytest.raises(records.DataError, match=words):
+      train_tokenizer.train_wordpiece(lines, out, size)
 
 
 LEFT_OUT = {
@@ -425,18 +404,6 @@ def test_unknown_letters_of_sentencepiece(spm_file):
     (ids,) = encoder.encode_batch([line])
     spelt = encoder.letters[ids].sum()
     assert text_encoders.letters_of(line) - spelt == unknown
-
-
-def test_train_tokenizer_command(tmp_path):
-  text, out = tmp_path / "text.txt", tmp_path / "new" / "vocab.txt"
-  text.write_text("\n".join(corpus_lines(50)), encoding="utf-8")
-  command = [sys.executable, "-m", "tools.train_tokenizer", "--vocab_size=60"]
-  command += [f"--output_file={out}"]
-  done = subprocess.run(
-    [*command, f"--input_file={text}"], capture_output=True, text=True
-  )
-  assert done.returncode == 0 and "60 tokens (wordpiece)" in done.stdout
-  assert len(tokenization.load_vocab(str(out))) == 60
 
 
 @pytest.fixture(scope="module")
@@ -521,25 +488,19 @@ def words_of(tokens, is_continuation):
 def test_wordpiece_words_are_chinese_words_too(tmp_path):
   vocab = [*tokenization.SPECIAL_TOKENS, *"中国共产党今天在北京开会，。"]
   vocab += ["hello", "##s", "wor", "##ld"]
-  path = tmp_path / "vocab.txt"
-  path.write_text("".join(f"{t}\n" for t in vocab))
-  encoder = tokenization.WordPieceEncoder(str(path), True)
+  path = write_vocabulary(tmp_path / "vocab.txt", vocab)
+  encoder = tokenization.WordPieceEncoder(path, True)
   lines = [CHINESE, "hellos world", "", "今 天"]
   encoded = encoder.encode_words(lines)
   for ids, words in zip(encoder.encode_batch(lines), encoded, strict=True):
     np.testing.assert_array_equal(ids, words.ids)
-    assert words.is_continuation.dtype == bool and len(
-      words.is_continuation
-    ) == len(ids)
-  made = [
+    assert words.is_continuation.dtype == bool
+    assert len(words.is_continuation) == len(ids)
+  found = [
     words_of([vocab[i] for i in w.ids], w.is_continuation) for w in encoded
   ]
-  assert made == [
-    CHINESE_WORDS,
-    ["hellos", "world"],
-    [],
-    ["今天"],  # google/bert's tokens do not say that there was a space
-  ]  # fmt: skip
+  # google/bert's tokens do not say that there was a space in the last.
+  assert found == [CHINESE_WORDS, ["hellos", "world"], [], ["今天"]]
 
 
 def test_sentencepiece_words_are_chinese_words_too(tmp_path):

@@ -2,9 +2,11 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from benchmarks.peers import transformers_squad as squad
+from finetuning import squad_metric
 
 CONTEXT = "The Apollo program put men on the Moon."
 # [CLS] who ? [SEP] the apollo program put men on the moon . [SEP]
@@ -13,21 +15,17 @@ OFFSETS += [(0, 3), (4, 10), (11, 18), (19, 22), (23, 26), (27, 29), (30, 33)]
 OFFSETS += [(34, 38), (38, 39), None]
 
 
-@pytest.mark.parametrize(
-  "prediction, answer, exact, f1",
-  [
-    ("The  Moon!", "moon", 1, 1),
-    ("Project Apollo", "Apollo", 0, 2 / 3),
-    ("a b b c", "b b d d", 0, 4 / 7),
-    ("Mars", "Moon", 0, 0),
-    # Nothing is left of either: equal, but without a shared word.
-    ("the", "The.", 1, 0),
-    ("theatre an-d", "theatre and", 1, 1),
-  ],
-)
-def test_scores_of_one_answer(prediction, answer, exact, f1):
-  assert squad.exact_match(prediction, answer) == exact
-  assert squad.f1(prediction, answer) == pytest.approx(f1)
+def test_scores_of_one_answer_are_ours():
+  """Of answers with one or several words, articles and marks, or none."""
+  rng = np.random.default_rng(0)
+  words = ["the", "Moon!", "moon", "a", "an-d", "Apollo", "and", "B.", ","]
+  for _ in range(500):
+    texts = [" ".join(rng.choice(words, rng.integers(0, 5))) for _ in range(2)]
+    prediction, answer = texts
+    wanted = squad_metric.exact_match(answer, prediction)
+    assert squad.exact_match(prediction, answer) == wanted, texts
+    wanted = squad_metric.f1_v1(answer, prediction)
+    assert squad.f1(prediction, answer) == pytest.approx(wanted), texts
 
 
 def test_the_best_of_the_answers_counts_and_questions_are_averaged():
@@ -72,28 +70,21 @@ def best(starts, ends, n_best=20, max_length=30):
   return squad.best_answer(windows, CONTEXT, n_best, max_length)
 
 
-def test_the_best_span_is_in_the_context_and_in_order():
+def test_the_best_span_is_in_the_context_in_order_and_not_too_long():
   # [CLS] and a span that ends before it begins have larger sums.
   starts, ends = logits(_0=9, _5=5, _10=6), logits(_0=9, _6=5, _7=4)
   assert best(starts, ends) == "Apollo program"
-
-
-def test_the_best_span_is_not_too_long():
   starts, ends = logits(_5=5, _11=3), logits(_11=5)
-  assert best(starts, ends) == "Apollo program put men on the Moon"
-  assert (
-    best(starts, ends, max_length=7) == "Apollo program put men on the Moon"
-  )
+  for tokens in (30, 7):
+    found = best(starts, ends, max_length=tokens)
+    assert found == "Apollo program put men on the Moon"
   assert best(starts, ends, max_length=6) == "Moon"
 
 
-def test_only_the_n_best_positions_are_looked_at():
+def test_the_n_best_positions_of_all_windows_count():
   starts, ends = logits(_0=9, _5=5), logits(_6=5)
   assert best(starts, ends, n_best=2) == "Apollo program"
   assert best(starts, ends, n_best=1) == ""
-
-
-def test_the_best_of_all_windows_counts():
   first = OFFSETS, logits(_5=2), logits(_5=2)
   second = OFFSETS[:4] + OFFSETS[8:], logits(_7=3), logits(_7=3)
   assert squad.best_answer([first, second], CONTEXT, 20, 30) == "Moon"

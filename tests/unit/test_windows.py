@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from samples import write_vocabulary
 
 import tokenization
 from finetuning import windows
@@ -35,8 +36,7 @@ VOCABULARY = [
 @pytest.fixture(scope="module")
 def vocab_file(tmp_path_factory):
   path = tmp_path_factory.mktemp("words") / "vocab.txt"
-  path.write_text("".join(f"{t}\n" for t in VOCABULARY), encoding="utf-8")
-  return str(path)
+  return write_vocabulary(path, VOCABULARY)
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +44,13 @@ def wordpiece(vocab_file):
   return tokenization.load_tokenizer(vocab_file)
 
 
+def parts_of(spans, text):
+  return [text[a:b] for a, b in zip(spans.starts, spans.ends, strict=True)]
+
+
 def surfaces(tokenizer, text):
   spans = tokenizer.encode_with_spans(text)
-  parts = [text[a:b] for a, b in zip(spans.starts, spans.ends, strict=True)]
-  return spans, parts
+  return spans, parts_of(spans, text)
 
 
 @pytest.mark.parametrize(
@@ -112,19 +115,16 @@ def test_a_character_of_several_sentencepiece_tokens(sentencepiece):
     ("cafe\u0301 Paris", ["cafe\u0301", "Paris"]),
     ("un\u00adaffable\u200c, ", ["un\u00ad", "aff", "able\u200c", ","]),
     # At the begin, after a space, and alone between two.
-    (
-      "\u200e\u0301the \u200fcafe \u200b .",
-      ["\u200e\u0301the", "\u200fcafe", "."],
-    ),
+    ("\u200e\u0301the \u200fcafe \u200b .",
+     ["\u200e\u0301the", "\u200fcafe", "."]),
     ("'\u200fthe\u200f'\u200f", ["'\u200f", "the\u200f", "'\u200f"]),
     ("the\u2028cafe\x0bs\ufffd", ["the", "cafe\x0bs\ufffd"]),
     ("\u0301 \u200b", []),
   ],
-)
+)  # fmt: skip
 def test_dropped_characters_belong_to_a_token(wordpiece, text, parts):
   spans = wordpiece.encode_with_spans(text).with_dropped(text)
-  found = [text[a:b] for a, b in zip(spans.starts, spans.ends, strict=True)]
-  assert found == parts
+  assert parts_of(spans, text) == parts
 
 
 def cut(context, spans, tokens):
@@ -133,9 +133,8 @@ def cut(context, spans, tokens):
 
 def there_and_back(tokenizer, context, answer):
   """The answer of a question that a model which learned it would give."""
-  question = windows.Question(
-    "q", "?", context, ((answer, context.index(answer)),)
-  )
+  place = context.index(answer)
+  question = windows.Question("q", "?", context, ((answer, place),))
   spans = tokenizer.encode_with_spans(context)
   shown = spans.with_dropped(context)
   tokens = windows.answer_tokens(question, spans)
@@ -263,15 +262,16 @@ def test_the_best_window_by_the_plain_formula(count, room, stride):
   while starts[-1] + room < count:
     starts.append(starts[-1] + min(stride, room))
   parts = [(s, min(s + room, count)) for s in starts]
+
+  def context(window, token):
+    start, stop = parts[window]
+    if not start <= token < stop:
+      return -1
+    return min(token - start, stop - 1 - token) + 0.01 * (stop - start)
+
   expected = [
-    max(
-      (w for w, (start, stop) in enumerate(parts) if start <= i < stop),
-      key=lambda w: (
-        min(i - parts[w][0], parts[w][1] - 1 - i)
-        + 0.01 * (parts[w][1] - parts[w][0])
-      ),
-    )
-    for i in range(count)
+    max(range(len(parts)), key=lambda window: context(window, token))
+    for token in range(count)
   ]
   assert windows._best_window(parts, count).tolist() == expected
 
@@ -341,9 +341,8 @@ def test_the_first_answer_that_stands_there():
 def test_white_space_does_not_tell_an_answer_apart(context, text, first, found):
   """As in google/bert, which compares texts with one space between words."""
   places = [n for n, char in enumerate(context) if not char.isspace()]
-  spans = TokenSpans(
-    *np.array([[100 + n, n, n + 1] for n in places], np.int32).T
-  )
+  rows = [[100 + n, n, n + 1] for n in places]
+  spans = TokenSpans(*np.array(rows, np.int32).T)
   asked = windows.Question("1", "?", context, ((text, first),))
   tokens = windows.answer_tokens(asked, spans)
   assert (tokens is None) == (found is None)
