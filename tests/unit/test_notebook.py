@@ -1,4 +1,8 @@
-"""docs/quickstart.ipynb runs from its first cell to its last."""
+"""docs/quickstart.ipynb runs from its first cell to its last.
+
+`test_docs.py` checks the flags of its commands, and the quickstart in
+`tests/ranks` goes the same way.
+"""
 
 import json
 import os
@@ -7,6 +11,7 @@ import re
 import subprocess
 import sys
 
+import pytest
 import runs
 
 ROOT = pathlib.Path(runs.ROOT)
@@ -15,24 +20,22 @@ NOTEBOOK = ROOT / "docs" / "quickstart.ipynb"
 
 def program(cells):
   """Python of the code cells: what follows `!` is a command for a shell."""
+
+  def as_python(command):
+    line = "set -e; " + command[1]
+    return f"run(['bash', '-c', {line!r}], check=True)"
+
   lines = ["from subprocess import run"]
   for cell in cells:
     if cell["cell_type"] == "code":
       text = "".join(cell["source"])
       assert not re.search(r"^%", text, re.M)
-      lines.append(
-        re.sub(
-          r"^!((?:.*\\\n)*.*)$",
-          lambda found: (
-            f"run(['bash', '-c', {'set -e; ' + found[1]!r}], check=True)"
-          ),
-          text,
-          flags=re.M,
-        )
-      )
+      command = re.compile(r"^!((?:.*\\\n)*.*)$", re.M)
+      lines.append(command.sub(as_python, text))
   return "\n".join(lines)
 
 
+@pytest.mark.slow
 def test_the_notebook_runs(tmp_path):
   notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
   assert notebook["nbformat"] == 4
@@ -41,19 +44,16 @@ def test_the_notebook_runs(tmp_path):
     if path.name not in ("runs", ".build", ".git"):
       (tmp_path / path.name).symlink_to(path)
   (tmp_path / "program.py").write_text(program(notebook["cells"]))
+  environment = {
+    **os.environ,
+    "PATH": f"{runs.BIN}:{os.environ['PATH']}",
+    # Jupyter's, of a package that it alone has.
+    "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+  }
   done = subprocess.run(
-    [sys.executable, "program.py"],
-    cwd=tmp_path,
-    env={
-      **os.environ,
-      "PATH": f"{runs.BIN}:{os.environ['PATH']}",
-      # Jupyter's, of a package that it alone has.
-      "MPLBACKEND": "module://matplotlib_inline.backend_inline",
-    },
-    capture_output=True,
-    text=True,
-    timeout=runs.HANG_SECONDS,
-  )
+    [sys.executable, "program.py"], cwd=tmp_path, env=environment,
+    capture_output=True, text=True, timeout=runs.HANG_SECONDS,
+  )  # fmt: skip
   assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
   made = tmp_path / "runs" / "notebook"
   assert (made / "hugging_face" / "README.md").exists()
