@@ -1,8 +1,11 @@
 """Small fine-tuning runs for tests, and their data."""
 
+import functools
 import json
+import shutil
 
 import numpy as np
+import samples
 from absl import flags
 
 import modeling
@@ -105,6 +108,34 @@ def ner_task(config_file, vocab_file, output_dir, **changes):
   """The task of a small run that learns to find numbers."""
   settings = _settings(config_file, vocab_file, output_dir, changes)
   return ner.Ner(ner.NerConfig(**{**settings, "doc_stride": 16, **changes}))
+
+
+_TASKS = {
+  "classify": (classifier, write_sentences, "tsv", 64, 20),
+  "answer": (squad_task, write_questions, "json", 16, 4),
+  "label": (ner_task, write_words, "txt", 64, 20),
+}
+
+
+def maker(name, folder, vocab_file):
+  """(output folder, **changes) -> task on a.* of `folder`; b.* is held out."""
+  task, write, ending, count, held_out = _TASKS[name]
+  files = {
+    "train_file": write(folder / f"a.{ending}", count, 1),
+    "predict_file": write(folder / f"b.{ending}", held_out, 2),
+  }
+  if name != "answer":  # which evaluates on what it predicts
+    files["eval_file"] = files["predict_file"]
+  config = samples.write_config(folder / "config.json")
+  return functools.partial(task, config, vocab_file, **files)
+
+
+def copy_run(folder, output_dir):
+  """A run folder elsewhere, as if the run had been there."""
+  shutil.copytree(folder, output_dir)
+  newest = output_dir / "checkpoint"  # names its folder
+  text = newest.read_text().replace(str(folder), str(output_dir))
+  newest.write_text(text)
 
 
 def command_line(config_class, **given):

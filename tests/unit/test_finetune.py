@@ -1,7 +1,6 @@
 """Whole fine-tuning runs: packing, resume, best checkpoint, precision, XLA."""
 
 import dataclasses
-import functools
 import glob
 import json
 import os
@@ -14,14 +13,15 @@ import pytest
 import runs
 import samples
 
-import tokenization
 from checkpoints import checkpoint_files, description, metrics
 from common.errors import UserError
 from common.files import file_sha256
 from common.tensorflow_v1 import tf
-from data import records
 from finetuning import classification, ner, packed, squad, task_file
+from gradients.optimizers import OptimizerConfig
 from interop import run_settings
+
+run = finetuning_runs.run
 
 
 @pytest.fixture
@@ -30,87 +30,93 @@ def config_file(tmp_path):
 
 
 @pytest.fixture
-def classify(tmp_path, config_file, letters):
+def classify(tmp_path, letters):
   """(folder, **changes) -> task on 64 sentences, 20 held out."""
-  return functools.partial(
-    finetuning_runs.classifier,
-    config_file,
-    letters,
-    train_file=finetuning_runs.write_sentences(tmp_path / "a.tsv", 64, 1),
-    eval_file=finetuning_runs.write_sentences(tmp_path / "b.tsv", 20, 2),
-    predict_file=str(tmp_path / "b.tsv"),
-  )
+  return finetuning_runs.maker("classify", tmp_path, letters)
 
 
 @pytest.fixture
-def answer(tmp_path, config_file, letters):
+def answer(tmp_path, letters):
   """(folder, **changes) -> task on 48 questions, 12 held out."""
-  return functools.partial(
-    finetuning_runs.squad_task,
-    config_file,
-    letters,
-    train_file=finetuning_runs.write_questions(tmp_path / "a.json", 16, 1),
-    predict_file=finetuning_runs.write_questions(tmp_path / "b.json", 4, 2),
-  )
+  return finetuning_runs.maker("answer", tmp_path, letters)
 
 
-run = finetuning_runs.run
+@pytest.fixture
+def label(tmp_path, letters):
+  """(folder, **changes) -> task on words of 64 sentences, 20 held out."""
+  return finetuning_runs.maker("label", tmp_path, letters)
+
+
+# Of the runs that several tests go on from.
+TRAINED = dict(
+  num_train_epochs=8.0, learning_rate=3e-3, dropout=0.1, do_eval=True,
+  do_predict=True, eval_every_epochs=0, save_checkpoints_steps=10,
+  keep_checkpoints=99,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, letters):
+  """(fixture's name, folder): puts a run of its task there."""
+  kept = {}
+
+  def copy(name, folder):
+    if name not in kept:
+      place = tmp_path_factory.mktemp(name)
+      kept[name] = place / "out"
+      run(finetuning_runs.maker(name, place, letters)(kept[name], **TRAINED))
+    finetuning_runs.copy_run(kept[name], folder)
+    return folder
+
+  return copy
+
+
+def configured(kind, **given):
+  """(the config, the log's lines) of a command with these flags."""
+  values = finetuning_runs.command_line(kind, **given)
+  return run_settings.configured(kind, values)
 
 
 def from_flags(kind, **given):
-  """The config of a command with these flags."""
-  values = finetuning_runs.command_line(kind, **given)
-  return run_settings.configured(kind, values)[0]
+  return configured(kind, **given)[0]
 
 
-CLASSIFIER = {
-  "task": "classifier",
-  "labels": ["0", "1"],
-  "metrics": ["f1", "accuracy"],
-  "columns": {"text": "words", "text_pair": None, "label": "class"},
-  "max_seq_length": 32,
-  "do_lower_case": False,
+def settled_flags(**given):
+  given = {"max_seq_length": 32, **given}
+  return configured(classification.ClassifierConfig, **given)
+
+
+# fmt: off
+COMMON = {
   "vocabulary": {"vocab_file": "vocab.txt"},
   "best_by": {"keys": ["f1"], "higher": True},
+}
+CLASSIFIER = {
+  "task": "classifier", "labels": ["0", "1"], "metrics": ["f1", "accuracy"],
+  "columns": {"text": "words", "text_pair": None, "label": "class"},
+  "max_seq_length": 32, "do_lower_case": False, **COMMON,
 }
 SQUAD = {
-  "task": "squad",
-  "max_seq_length": 48,
-  "doc_stride": 16,
-  "max_query_length": 8,
-  "n_best_size": 5,
-  "max_answer_length": 10,
-  "version_2_with_negative": True,
-  "null_score_diff_threshold": 0.5,
-  "do_lower_case": True,
-  "vocabulary": {"vocab_file": "vocab.txt"},
-  "best_by": {"keys": ["f1"], "higher": True},
+  "task": "squad", "max_seq_length": 48, "doc_stride": 16,
+  "max_query_length": 8, "n_best_size": 5, "max_answer_length": 10,
+  "version_2_with_negative": True, "null_score_diff_threshold": 0.5,
+  "do_lower_case": True, **COMMON,
 }
 NER = {
-  "task": "ner",
-  "labels": ["B-LOC", "O"],
-  "metrics": ["f1", "precision", "recall", "accuracy"],
-  "word_column": 2,
-  "label_column": None,
-  "tokens_field": "words",
-  "tags_field": "tags",
-  "label_names": [],
-  "max_seq_length": 48,
-  "doc_stride": 16,
-  "do_lower_case": False,
-  "vocabulary": {"vocab_file": "vocab.txt"},
-  "best_by": {"keys": ["f1"], "higher": True},
+  "task": "ner", "labels": ["B-LOC", "O"],
+  "metrics": ["f1", "precision", "recall", "accuracy"], "word_column": 2,
+  "label_column": None, "tokens_field": "words", "tags_field": "tags",
+  "label_names": [], "max_seq_length": 48, "doc_stride": 16,
+  "do_lower_case": False, **COMMON,
 }
-
-
 KINDS = {
   "classifier": (
-    classification.ClassifierConfig,
-    classification.Classification,
+    classification.ClassifierConfig, classification.Classification,
   ),
   "squad": (squad.SquadConfig, squad.Squad),
   "ner": (ner.NerConfig, ner.Ner),
 }
+# fmt: on
 
 
 @pytest.fixture
@@ -130,11 +136,13 @@ def finished(tmp_path, config_file, letters):
 
 
 @pytest.mark.parametrize(
-  "task", [CLASSIFIER, SQUAD, NER], ids=["classify", "squad", "ner"]
+  "task, count",
+  [(CLASSIFIER, 7), (SQUAD, 8), (NER, 8)],
+  ids=["classify", "squad", "ner"],
 )
 @pytest.mark.parametrize("where", ["output_dir", "init_checkpoint"])
 def test_flags_that_are_not_given_are_the_models(
-  tmp_path, config_file, finished, task, where
+  tmp_path, config_file, finished, task, count, where
 ):
   folder = finished(task)
   given = dict(bert_config_file=config_file, output_dir=str(tmp_path / "new"))
@@ -145,16 +153,14 @@ def test_flags_that_are_not_given_are_the_models(
   wanted = kind.defaults(task, {})
   if task is NER:  # which follow from the labels
     del wanted["metrics"]
+  assert len(wanted) == count
   assert {name: getattr(config, name) for name in wanted} == wanted
   assert config.tokenizer().vocab_size > 50  # the folder's copy
   if task is SQUAD:
-    assert len(wanted) == 8
     threshold = from_flags(kind, **given, null_score_diff_threshold=2.0)
     assert threshold.null_score_diff_threshold == 2.0
-  elif task is NER:
-    assert len(wanted) == 8
-  else:
-    assert wanted["regression"] is False and len(wanted) == 7
+  elif task is CLASSIFIER:
+    assert wanted["regression"] is False
     glue = from_flags(kind, **given, task_name="MRPC")
     assert glue.text_column is None and glue.max_seq_length == 32
   if where == "output_dir":
@@ -165,31 +171,16 @@ def test_flags_that_are_not_given_are_the_models(
 @pytest.fixture
 def pretrained(tmp_path, letters):
   """A run folder of pre-training, cased, with checkpoints 3 and 5."""
-  data, folder = tmp_path / "data", tmp_path / "pretrain"
-  data.mkdir()
+  folder = tmp_path / "pretrain"
   folder.mkdir()
-  samples.write_packed(data)
-  path = str(data / "data.manifest.json")
-  made = records.Manifest.load(path)
-  info = tokenization.load_tokenizer(letters, False).info()
-  dataclasses.replace(made, tokenizer=info).save(path)
-  shutil.copy(letters, data / "vocab.txt")
+  data = samples.write_records_of(tmp_path / "data", letters, False)
   samples.write_config(folder / "bert_config.json")
-  read = {"files": [str(data / "data-0.tfrecord")]}
-  read["tokenizer"] = dataclasses.asdict(info)
-  (folder / "run.json").write_text(json.dumps({"runs": [{"data": read}]}))
+  (folder / "run.json").write_text(json.dumps({"runs": [{"data": data}]}))
   files = checkpoint_files.CheckpointFiles(str(folder), keep=9)
   for step in (3, 5):
     files.write(step, {"x": np.zeros(1, np.float32)})
   files.wait()
   return folder
-
-
-def settled_flags(kind=classification.ClassifierConfig, **given):
-  """(the config, the log's lines) of a command with these flags."""
-  given = {"max_seq_length": 32, **given}
-  values = finetuning_runs.command_line(kind, **given)
-  return run_settings.configured(kind, values)
 
 
 @pytest.mark.parametrize("name", ["", "model.ckpt-3"])
@@ -239,11 +230,10 @@ def test_a_run_keeps_what_it_started_from(tmp_path, pretrained, finished):
   assert config.init_checkpoint == start
   assert f"other is ignored: {folder} holds a run that was started" in lines[0]
   # A start that saved nothing does not bind the next one.
-  (tmp_path / "unsaved").mkdir()
-  shutil.copy(folder / "run.json", tmp_path / "unsaved")
-  config, lines = settled_flags(
-    **{**given, "output_dir": f"{tmp_path}/unsaved"}
-  )
+  unsaved = tmp_path / "unsaved"
+  unsaved.mkdir()
+  shutil.copy(folder / "run.json", unsaved)
+  _, lines = settled_flags(**{**given, "output_dir": str(unsaved)})
   assert "which this run was started" not in lines[0]
   shutil.rmtree(pretrained)
   assert settled_flags(**given)[0].init_checkpoint == str(pretrained)
@@ -296,6 +286,7 @@ def test_ranks_that_join_later_have_the_same_settings(
   assert {**first, "output_dir": ""} == {**later, "output_dir": ""}
 
 
+RESUME = {"do_train": True, "train_file": "t.tsv"}
 # fmt: off
 CONTRADICTIONS = [
   (CLASSIFIER, {"max_seq_length": 64}, "--max_seq_length 32 -> 64: its"),
@@ -311,6 +302,10 @@ CONTRADICTIONS = [
   (CLASSIFIER, {"bert_config_file": "other.json"}, "hidden_act gelu -> relu"),
   (CLASSIFIER | {"max_seq_length": "9"}, {}, "json: .* max_seq_length is '9'"),
   (CLASSIFIER | {"columns": "abc"}, {}, "task.json: damaged: columns is"),
+  (CLASSIFIER, {**RESUME, "text_column": "label"},
+   "--text_column words -> label: give the fo"),
+  (CLASSIFIER | {"columns": CLASSIFIER["columns"] | {"label": "words"}},
+   RESUME, "labels 0,1 -> a,b: its"),
   (SQUAD, {"max_seq_length": 32}, "task squad -> classifier"),
   (SQUAD, {"version_2_with_negative": False}, "_with_negative true -> false"),
   (SQUAD, {"doc_stride": 8}, "--doc_stride 16 -> 8"),
@@ -332,15 +327,17 @@ def test_flags_that_contradict_the_model(
   monkeypatch.chdir(tmp_path)
   samples.write_config(tmp_path / "other.json", hidden_act="relu")
   (tmp_path / "other.txt").write_text("[PAD]\n")
+  (tmp_path / "t.tsv").write_text("words\tclass\na\t0\nb\t1\n")
   folder = finished(saved)
-  before = {path.name: path.read_bytes() for path in folder.iterdir()}
+  before = samples.contents(folder)
   kind = "classifier" if "classifier" in words else saved["task"]
   config, task = KINDS[kind]
-  flags = {"bert_config_file": config_file, "do_predict": True}
-  flags |= {"output_dir": str(folder), "predict_file": "a", **given}
+  flags = {"bert_config_file": config_file, "output_dir": str(folder)}
+  if "train_file" not in given:
+    flags |= {"do_predict": True, "predict_file": "a"}
   with pytest.raises(UserError, match=words):
-    run(task(from_flags(config, **flags)))
-  assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
+    run(task(from_flags(config, **flags | given)))
+  assert samples.contents(folder) == before
 
 
 @pytest.mark.parametrize(
@@ -364,28 +361,6 @@ def test_what_a_converted_model_does_not_say_is_free(
   task_file.check(config, lambda: {**told, **given})
 
 
-@pytest.mark.parametrize(
-  "columns, given, words",
-  [
-    ({}, {"text_column": "label"}, "--text_column words -> label: give the fo"),
-    ({"label": "words"}, {}, "labels 0,1 -> a,b: its"),
-  ],
-)
-def test_a_training_resumes_with_the_same_settings(
-  tmp_path, config_file, finished, columns, given, words
-):
-  columns = CLASSIFIER["columns"] | columns
-  folder = finished(CLASSIFIER | {"columns": columns})
-  table = tmp_path / "t.tsv"
-  table.write_text("words\tclass\na\t0\nb\t1\n")
-  with pytest.raises(UserError, match=words):
-    config = from_flags(
-      classification.ClassifierConfig, bert_config_file=config_file,
-      output_dir=str(folder), do_train=True, train_file=str(table), **given,
-    )  # fmt: skip
-    run(classification.Classification(config))
-
-
 def test_a_training_that_does_not_start_leaves_no_task(tmp_path, classify):
   task = classify(tmp_path / "out", init_checkpoint=str(tmp_path / "no" / "x"))
   with pytest.raises(UserError, match="no/x: no readable checkpoint"):
@@ -393,34 +368,21 @@ def test_a_training_that_does_not_start_leaves_no_task(tmp_path, classify):
   assert not list(tmp_path.glob("out/*"))
 
 
-def test_a_classifier_learns(tmp_path, classify):
-  task = classify(
-    tmp_path / "out", do_eval=True, do_predict=True, num_train_epochs=25.0,
-    eval_every_epochs=5.0, learning_rate=3e-3,
-  )  # fmt: skip
-  result = run(task)
-  assert result["evaluation"]["accuracy"] == 1.0
-  assert result["evaluation"]["loss"] < 0.1
-  names = tf.train.load_checkpoint(task.config.output_dir)
-  assert names.get_tensor("output_weights").shape == (2, 32)
-  assert names.get_tensor("output_bias").shape == (2,)
+# Whole runs -------------------------------------------------------------------
 
 
-def test_answers_are_found(tmp_path, answer):
-  task = answer(
-    tmp_path / "out", do_eval=True, do_predict=True, num_train_epochs=2.0
-  )
-  before = run(answer(tmp_path / "none", do_eval=True, num_train_epochs=0.1))
-  result = run(task)
-  assert result["evaluation"]["loss"] < before["evaluation"]["loss"]
-  reader = tf.train.load_checkpoint(task.config.output_dir)
+def test_answers_are_found(tmp_path, answer, trained):
+  out = trained("answer", tmp_path / "out")
+  result = runs.read_json(out, "eval_results.json")
+  assert result["loss"] < runs.metrics(out)[0]  # of the first update
+  reader = tf.train.load_checkpoint(str(out))
   assert reader.get_tensor("cls/squad/output_weights").shape == (2, 32)
   assert not reader.has_tensor("bert/pooler/dense/kernel")
-  predictions = runs.read_json(tmp_path / "out", squad.PREDICTIONS_FILE)
-  best = runs.read_json(tmp_path / "out", squad.NBEST_FILE)
-  ids = {q.id for q in task.prediction_set.questions}
-  assert set(predictions) == set(best) == ids
-  for question in task.prediction_set.questions:
+  predictions = runs.read_json(out, squad.PREDICTIONS_FILE)
+  best = runs.read_json(out, squad.NBEST_FILE)
+  questions = answer(out, do_predict=True).prediction_set.questions
+  assert set(predictions) == set(best) == {q.id for q in questions}
+  for question in questions:
     assert predictions[question.id] == best[question.id][0]["text"]
     assert predictions[question.id] in question.context
     assert sum(b["probability"] for b in best[question.id]) == pytest.approx(1)
@@ -447,19 +409,18 @@ def test_squad_2(tmp_path, answer):
   assert all((predictions[q] == "") == (odds[q] > 0.0) for q in odds)
 
 
-@pytest.mark.parametrize("name", ["classify", "answer"])
-def test_packed_equals_unpacked(tmp_path, request, name):
-  make = request.getfixturevalue(name)
-  run(make(tmp_path / "out", num_train_epochs=1.0))
+@pytest.mark.parametrize("name", ["classify", "answer", "label"])
+def test_packed_equals_unpacked(tmp_path, request, trained, name):
+  make, out = request.getfixturevalue(name), trained(name, tmp_path / "out")
   found = {}
   for most in (1, 2, 16):
     task = make(
-      tmp_path / "out", do_train=False, do_eval=True,
-      examples_per_record=most, eval_batch_size=5,
+      out, do_train=False, do_eval=True, examples_per_record=most,
+      eval_batch_size=5,
     )  # fmt: skip
     found[most] = run(task)["evaluation"]
     assert task.evaluation_set.slots <= most
-    shutil.rmtree(tmp_path / "out" / "eval", ignore_errors=True)
+    shutil.rmtree(out / "eval", ignore_errors=True)
   assert found[2] == pytest.approx(found[1], rel=1e-5)
   assert found[16] == pytest.approx(found[1], rel=1e-5)
   assert task.evaluation_set.slots >= 2
@@ -480,22 +441,21 @@ def test_an_update_of_whole_records_that_is_far_off_is_told(tmp_path, classify):
 
 
 def test_a_classifier_begins_from_one_of_other_labels(
-  tmp_path, classify, capsys
+  tmp_path, classify, trained, capsys
 ):
   """Without its head."""
-  two, three = tmp_path / "two", tmp_path / "three"
-  run(classify(two, do_eval=False, do_predict=False))
-  (path,) = two.glob("model.ckpt-*.index")
+  two, three = trained("classify", tmp_path / "two"), tmp_path / "three"
   lines = (tmp_path / "a.tsv").read_text().splitlines()
   more = [f"{line[:-1]}{n % 3}" for n, line in enumerate(lines[1:])]
   other = tmp_path / "c.tsv"
   other.write_text("\n".join([lines[0], *more]) + "\n")
+  start = tf.train.latest_checkpoint(str(two))
+  capsys.readouterr()
   run(
     classify(
-      three, do_eval=False, do_predict=False, train_file=str(other),
-      init_checkpoint=str(path).removesuffix(".index"),
+      three, train_file=str(other), init_checkpoint=start, num_train_epochs=0.5
     )
-  )  # fmt: skip
+  )
   head = ["output_bias", "output_weights"]
   assert [runs.weights(three)[name].shape[0] for name in head] == [3, 3]
   said = capsys.readouterr().err
@@ -504,30 +464,53 @@ def test_a_classifier_begins_from_one_of_other_labels(
   assert said.count("\n    output_weights\n") == 2
 
 
-def test_labels_keep_their_rows_whatever_the_order(tmp_path, classify):
+def test_labels_keep_their_rows_whatever_the_order(tmp_path, classify, trained):
   """Of the model that a training begins from, or that is evaluated."""
-  first, again = tmp_path / "first", tmp_path / "again"
-  given = dict(do_eval=True, do_predict=False, eval_every_epochs=0)
-  scored = run(classify(first, **given))["evaluation"]["accuracy"]
-  (path,) = first.glob("model.ckpt-*.index")
-  prefix = str(path).removesuffix(".index")
-  task = json.loads((first / "task.json").read_text())
-  (first / "task.json").write_text(
-    json.dumps({**task, "labels": task["labels"][::-1]})
-  )
-  given |= dict(init_checkpoint=prefix, learning_rate=1e-9)
-  trained = run(classify(again, **given))
-  swapped = json.loads((again / "task.json").read_text())["labels"]
-  assert swapped == task["labels"][::-1]
+  first = trained("classify", tmp_path / "first")
+  again = tmp_path / "again"
+  scored = runs.read_json(first, "eval_results.json")["accuracy"]
+  assert scored > 0.7  # or this tests nothing
+  task = runs.read_json(first, "task.json")
+  swapped = {**task, "labels": task["labels"][::-1]}
+  (first / "task.json").write_text(json.dumps(swapped))
+  result = run(
+    classify(
+      again, do_eval=True, eval_every_epochs=0, learning_rate=1e-9,
+      init_checkpoint=tf.train.latest_checkpoint(str(first)),
+    )
+  )  # fmt: skip
+  assert runs.read_json(again, "task.json")["labels"] == task["labels"][::-1]
   # The rows stay, so the names of the labels are swapped.
-  assert trained["evaluation"]["accuracy"] == pytest.approx(1 - scored)
+  assert result["evaluation"]["accuracy"] == pytest.approx(1 - scored)
 
 
-def test_one_big_batch_equals_micro_batches(tmp_path, classify):
-  losses = {}
+def test_rows_of_labels_of_words_go_by_their_names(
+  tmp_path, label, trained, capsys
+):
+  """From one model to the next, in whatever order; of others there is none."""
+  first = trained("label", tmp_path / "first")
+  given = {"init_checkpoint": tf.train.latest_checkpoint(str(first))}
+  given |= {"learning_rate": 1e-9, "num_train_epochs": 0.5}
+  for folder, names, said in (
+    ("next", ("O", "I-LOC", "B-LOC"), "missing there, so initial weights: 0"),
+    ("more", ("O", "I-LOC", "B-LOC", "B-PER"),
+     "initial weights: 2\n    cls/tokens/output_bias"),
+  ):  # fmt: skip
+    capsys.readouterr()
+    run(label(tmp_path / folder, label_names=names, **given))
+    assert said in capsys.readouterr().err
+  bias = [runs.weights(tmp_path / n)["cls/tokens/output_bias"] for n in
+          ("first", "next")]  # fmt: skip
+  np.testing.assert_allclose(*bias, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["classify", "label"])
+def test_one_big_batch_equals_micro_batches(tmp_path, request, name):
+  """Though those of labels have different numbers of words."""
+  make, losses = request.getfixturevalue(name), {}
   for micro in (16, 4):
     folder = tmp_path / str(micro)
-    run(classify(folder, global_batch_size=16, train_batch_size=micro))
+    run(make(folder, global_batch_size=16, train_batch_size=micro))
     losses[micro] = runs.metrics(folder)
     plan = runs.read_json(folder, description.RUN_FILE)["runs"][0]["plan"]
     assert (plan["accumulation"] > 1) == (micro == 4)
@@ -536,64 +519,62 @@ def test_one_big_batch_equals_micro_batches(tmp_path, classify):
 
 
 @pytest.mark.parametrize(
-  "name", ["classify", pytest.param("answer", marks=pytest.mark.slow)]
+  "name", ["classify", "label", pytest.param("answer", marks=pytest.mark.slow)]
 )
-def test_resumed_equals_never_stopped(tmp_path, request, name):
+def test_resumed_equals_never_stopped(tmp_path, request, trained, name):
   make = request.getfixturevalue(name)
   whole, part = tmp_path / "whole", tmp_path / "part"
-  changes = dict(save_checkpoints_steps=3, keep_checkpoints=99, dropout=0.1)
-  run(make(whole, **changes))
+  trained(name, whole)
   shutil.copytree(whole, part)
   for path in glob.glob(f"{part}/model.ckpt-*"):
-    if ".ckpt-3." not in path:
+    if ".ckpt-10." not in path:
       os.remove(path)
-  run(make(part, **changes))
+  run(make(part, **TRAINED))
   before, after = runs.weights(whole), runs.weights(part)
+  assert before["global_step"] > 20
   assert all(np.array_equal(before[n], after[n]) for n in before)
   assert runs.metrics(whole) == runs.metrics(part)
 
 
 def test_the_best_is_kept_evaluated_and_predicted_with(tmp_path, classify):
   """The rate rises until the end: it learns, then it falls apart."""
+  out = tmp_path / "out"
   task = classify(
-    tmp_path / "out", do_eval=True, do_predict=True, eval_every_steps=5,
+    out, do_eval=True, do_predict=True, eval_every_steps=5,
     num_train_epochs=25.0, warmup_proportion=1.0, learning_rate=0.1,
     keep_checkpoints=1, metrics=("accuracy", "f1"),
   )  # fmt: skip
   result = run(task)["evaluation"]
-  path = tmp_path / "out" / metrics.EVAL_METRICS_FILE
-  trained = metrics.read_jsonl(str(path))
-  best = max(trained, key=lambda r: r["accuracy"])
-  assert trained[-1]["accuracy"] < best["accuracy"]  # or this tests nothing
-  assert result["accuracy"] == best["accuracy"]
+  evaluations = metrics.read_jsonl(str(out / metrics.EVAL_METRICS_FILE))
+  best = max(evaluations, key=lambda r: r["accuracy"])
+  assert evaluations[-1]["accuracy"] < best["accuracy"]  # or it tests nothing
+  assert result["accuracy"] == best["accuracy"] == 1.0
+  assert result["loss"] < 0.1
   assert result["global_step"] == best["global_step"]
-  assert len(glob.glob(f"{tmp_path}/out/model.ckpt-*.json")) == 2
+  assert len(glob.glob(f"{out}/model.ckpt-*.json")) == 2
+  names = tf.train.load_checkpoint(str(out))
+  assert names.get_tensor("output_weights").shape == (2, 32)
+  assert names.get_tensor("output_bias").shape == (2,)
   # The folder alone predicts the same, without the other flags.
-  name = classification.PREDICTIONS_FILE
-  written = (tmp_path / "out" / name).read_text()
-  os.remove(tmp_path / "out" / name)
-  saved = description.read(str(tmp_path / "out")).task
+  predictions = out / classification.PREDICTIONS_FILE
+  written = predictions.read_text()
+  predictions.unlink()
+  saved = description.read(str(out)).task
   assert saved["task"] == "classifier" and saved["labels"] == ["0", "1"]
   assert saved["vocabulary"] == {"vocab_file": "vocab.txt"}
-  kept = {
-    name: (tmp_path / "out" / name).read_bytes()
-    for name in ("task.json", "bert_config.json", "vocab.txt")
-  }
+  kept = ("task.json", "bert_config.json", "vocab.txt")
+  before = [(out / name).read_bytes() for name in kept]
   again = classification.Classification(
     from_flags(
-      classification.ClassifierConfig,
-      output_dir=str(tmp_path / "out"),
-      bert_config_file=str(tmp_path / "out" / "bert_config.json"),
-      do_predict=True,
-      predict_file=str(tmp_path / "b.tsv"),
-      xla="off",
+      classification.ClassifierConfig, output_dir=str(out), do_predict=True,
+      bert_config_file=str(out / "bert_config.json"),
+      predict_file=str(tmp_path / "b.tsv"), xla="off",
     )
-  )
+  )  # fmt: skip
   run(again)
-  assert (tmp_path / "out" / name).read_text() == written
+  assert predictions.read_text() == written
   assert again.labels == ["0", "1"]
-  for name, content in kept.items():
-    assert (tmp_path / "out" / name).read_bytes() == content
+  assert [(out / name).read_bytes() for name in kept] == before
 
 
 @pytest.mark.parametrize(
@@ -606,19 +587,17 @@ def test_the_best_is_kept_evaluated_and_predicted_with(tmp_path, classify):
     ("tokenizer_file", "bpe_file"),
   ],
 )
-def test_other_vocabularies(tmp_path, config_file, request, name, flag, file):
-  fixture = request.getfixturevalue(name)
-  files = fixture.keywords
-  make = functools.partial(fixture.func, config_file, None, tmp_path / "out")
-  vocabulary = {flag: request.getfixturevalue(file)}
+def test_other_vocabularies(tmp_path, request, name, flag, file):
+  make = finetuning_runs.maker(name, tmp_path, None)
   samples.write_config(tmp_path / "config.json", vocab_size=300)
-  run(make(**files, **vocabulary, do_predict=True))
+  out = tmp_path / "out"
+  vocabulary = {flag: request.getfixturevalue(file)}
+  run(make(out, **vocabulary, do_predict=True, num_train_epochs=0.5))
   module = classification if name == "classify" else squad
-  path = tmp_path / "out" / module.PREDICTIONS_FILE
+  path = out / module.PREDICTIONS_FILE
   written = path.read_text()
   os.remove(path)
-  predict_file = files["predict_file"]
-  again = make(do_train=False, do_predict=True, predict_file=predict_file)
+  again = make(out, do_train=False, do_predict=True, train_file=None)
   run(again)
   assert path.read_text() == written
   if name == "answer":
@@ -642,72 +621,66 @@ def test_early_stopping(tmp_path, classify):
   assert again["training"]["global_step"] == 3
 
 
-@pytest.mark.parametrize("name", ["classify", "answer"])
-@pytest.mark.parametrize(
-  "changes, tolerance",
-  [
-    ({"xla": "layers"}, 1e-5),
-    ({"xla": "step"}, 1e-5),
-    ({"precision": "bf16"}, 0.02),
-    ({"precision": "fp16", "loss_scale": {"initial_loss_scale": 1024.0}}, 0.01),
-    ({"precision": "bf16", "precision_policy": ("losses=bf16",)}, 0.1),
-    ({"optimizer_name": "lamb"}, None),
-  ],
-  ids=["layers", "step", "bf16", "fp16", "losses", "lamb"],
-)
+MODES = {
+  "layers": ({"xla": "layers"}, 1e-5),
+  "step": ({"xla": "step"}, 1e-5),
+  "bf16": ({"precision": "bf16"}, 0.02),
+  "fp16": (
+    {"precision": "fp16", "loss_scale": {"initial_loss_scale": 1024.0}}, 0.01
+  ),
+  "losses": (
+    {"precision": "bf16", "precision_policy": ("losses=bf16",)}, 0.1
+  ),
+  "lamb": ({"optimizer": OptimizerConfig(optimizer="lamb")}, None),
+}  # fmt: skip
+
+
 @pytest.mark.slow
-def test_modes_train_the_same(tmp_path, request, name, changes, tolerance):
+@pytest.mark.parametrize("name", ["classify", "answer", "label"])
+def test_modes_train_the_same(tmp_path, request, name):
   make = request.getfixturevalue(name)
-  if "optimizer_name" in changes:
-    from gradients.optimizers import OptimizerConfig
-
-    changes = {"optimizer": OptimizerConfig(optimizer="lamb")}
-  else:
-    run(make(tmp_path / "plain", num_train_epochs=1.0))
-  run(make(tmp_path / "out", num_train_epochs=1.0, **changes))
-  losses = runs.metrics(tmp_path / "out")
-  assert np.isfinite(losses).all()
-  if tolerance:
-    assert losses == pytest.approx(
-      runs.metrics(tmp_path / "plain"), rel=tolerance
-    )
+  run(make(tmp_path / "plain", num_train_epochs=1.0))
+  plain = runs.metrics(tmp_path / "plain")
+  for mode, (changes, tolerance) in MODES.items():
+    run(make(tmp_path / mode, num_train_epochs=1.0, **changes))
+    losses = runs.metrics(tmp_path / mode)
+    assert np.isfinite(losses).all(), mode
+    if tolerance:
+      assert losses == pytest.approx(plain, rel=tolerance), mode
 
 
-def test_regression(tmp_path, config_file, letters):
+def test_regression(tmp_path, classify, capfd):
+  """On the table that it is trained on, which is told."""
   path = tmp_path / "r.tsv"
   rng = np.random.default_rng(0)
   counts = rng.integers(1, 8, 64)
   rows = "".join(f"{' '.join(['a'] * n)}\t{n / 4}\n" for n in counts)
   path.write_text("sentence\tlabel\n" + rows)
-  task = finetuning_runs.classifier(
-    config_file, letters, tmp_path / "out", train_file=str(path),
-    eval_file=str(path), do_eval=True, regression=True, num_train_epochs=20.0,
-    eval_every_epochs=0.0, learning_rate=3e-3,
+  task = classify(
+    tmp_path / "out", train_file=str(path), eval_file=str(path), do_eval=True,
+    regression=True, num_train_epochs=20.0, eval_every_epochs=0.0,
+    learning_rate=3e-3,
   )  # fmt: skip
   found = run(task)["evaluation"]
   assert found["pearson"] > 0.9 and found["loss"] < 0.1
   assert set(runs.metrics(tmp_path / "out", "accuracy")) == {None}
+  line = f"evaluating on training data: 1 of 1 files, such as {path}"
+  assert line in capfd.readouterr().err
 
 
-def test_a_head_that_was_never_trained_does_not_predict(tmp_path, classify):
-  run(classify(tmp_path / "one", num_train_epochs=0.5))
-  saved = tf.train.latest_checkpoint(str(tmp_path / "one"))
-  with tf.Graph().as_default(), tf.Session() as session:
-    reader = tf.train.load_checkpoint(saved)
-    kept = [
-      tf.Variable(reader.get_tensor(name), name=name)
-      for name in reader.get_variable_to_shape_map()
-      if name.startswith("bert/") and "adam" not in name
-    ]
-    session.run(tf.global_variables_initializer())
-    (tmp_path / "bare").mkdir()
-    encoder = tf.train.Saver(kept).save(session, str(tmp_path / "bare" / "x"))
-  task = classify(
-    tmp_path / "two", do_train=False, do_predict=True, init_checkpoint=encoder
-  )
+def test_a_head_that_was_never_trained_does_not_predict(
+  tmp_path, classify, trained
+):
+  values = runs.weights(trained("classify", tmp_path / "one"))
+  encoder = str(tmp_path / "bare" / "x")
+  body = [n for n in values if n.startswith("bert/") and "adam" not in n]
+  (tmp_path / "bare").mkdir()
+  checkpoint_files.write_weights(encoder, {n: values[n] for n in body})
+  given = {"init_checkpoint": encoder}
+  task = classify(tmp_path / "two", do_train=False, do_predict=True, **given)
   with pytest.raises(UserError, match="lacks output_bias .of 2 variables"):
     run(task)
-  run(classify(tmp_path / "two", init_checkpoint=encoder, num_train_epochs=0.5))
+  run(classify(tmp_path / "two", num_train_epochs=0.5, **given))
 
 
 GLUE = {"task_name": "MRPC"}
@@ -735,25 +708,14 @@ def test_settings_that_cannot_be(tmp_path, classify, changes, words):
     run(classify(**{"output_dir": tmp_path / "out", **changes}))
 
 
-def test_evaluating_on_the_training_table_is_told(tmp_path, classify, capfd):
-  table = str(tmp_path / "a.tsv")
-  run(
-    classify(
-      tmp_path / "b", do_eval=True, eval_file=table, num_train_epochs=0.5
-    )
-  )
-  line = f"evaluating on training data: 1 of 1 files, such as {table}"
-  assert line in capfd.readouterr().err
-
-
-def test_a_folder_of_another_task(tmp_path, classify, answer):
-  run(classify(tmp_path / "out", num_train_epochs=0.5))
+def test_a_folder_of_another_task(tmp_path, classify, answer, trained):
+  out = trained("classify", tmp_path / "out")
   with pytest.raises(UserError, match="task classifier -> squad"):
-    run(answer(tmp_path / "out"))
-  os.remove(tmp_path / "out" / "task.json")
+    run(answer(out))
+  os.remove(out / "task.json")
   with pytest.raises(UserError, match="task pretraining -> classifier"):
-    run(classify(tmp_path / "out"))
-  assert not (tmp_path / "out" / "task.json").exists()
+    run(classify(out))
+  assert not (out / "task.json").exists()
 
 
 def test_texts_that_are_cut_are_told(tmp_path, classify):
@@ -761,16 +723,16 @@ def test_texts_that_are_cut_are_told(tmp_path, classify):
   assert "a.tsv: 64 examples of" in line and "were longer and lost" in line
 
 
-def test_a_vocabulary_of_another_model(tmp_path, config_file):
+def test_a_vocabulary_of_another_model(tmp_path):
   vocab = tmp_path / "large.txt"
   tokens = [*samples.LETTERS, *(f"w{i}" for i in range(90))]
   vocab.write_text("".join(f"{t}\n" for t in tokens))
-  task = finetuning_runs.classifier(
-    config_file, str(vocab), tmp_path / "out",
-    train_file=finetuning_runs.write_sentences(tmp_path / "a.tsv", 8, 1),
-  )  # fmt: skip
+  task = finetuning_runs.maker("classify", tmp_path, str(vocab))
   with pytest.raises(UserError, match=r"large.txt has 16\d tokens.*size=100"):
-    _ = task.training_set
+    _ = task(tmp_path / "out").training_set
+
+
+# Questions that are damaged ---------------------------------------------------
 
 
 def shift_answers(data, characters, only=None):
@@ -786,26 +748,25 @@ def first_paragraph(data):
 
 
 # fmt: off
-DAMAGED = [
-  (lambda d: d.pop("data"), "not readable as SQuAD's format: data is missing"),
-  (lambda d: d["data"][0].pop("paragraphs"), "0..paragraphs is missing"),
-  (lambda d: first_paragraph(d)["qas"][0].update(answers=None),
+DAMAGED = {
+  "data": (lambda d: d.pop("data"),
+   "not readable as SQuAD's format: data is missing"),
+  "paragraphs": (lambda d: d["data"][0].pop("paragraphs"),
+   "0..paragraphs is missing"),
+  "answers": (lambda d: first_paragraph(d)["qas"][0].update(answers=None),
    "answers is None, not a list"),
-  (lambda d: first_paragraph(d)["qas"][0].pop("id"), "0..id is missing"),
-  (lambda d: d["data"][0]["paragraphs"].append(first_paragraph(d)),
+  "id": (lambda d: first_paragraph(d)["qas"][0].pop("id"),
+   "0..id is missing"),
+  "twice": (lambda d: d["data"][0]["paragraphs"].append(first_paragraph(d)),
    "two questions have the id"),
-  (lambda d: shift_answers(d, 1000),
+  "elsewhere": (lambda d: shift_answers(d, 1000),
    "none of the 48 answers is found in its paragraph; the first: question "
    "0-.* is not at answer_start 1..., where '' stands"),
-]
+}
 # fmt: on
 
 
-@pytest.mark.parametrize(
-  "change, words",
-  DAMAGED,
-  ids=["data", "paragraphs", "answers", "id", "twice", "elsewhere"],
-)
+@pytest.mark.parametrize("change, words", DAMAGED.values(), ids=DAMAGED)
 def test_damaged_squad_files(tmp_path, answer, change, words):
   data = json.loads((tmp_path / "a.json").read_text())
   change(data)
@@ -849,7 +810,7 @@ def test_answers_that_are_not_found(tmp_path, answer):
   )  # fmt: skip
   whole = answer(tmp_path / "out", train_file=str(tmp_path / "a.json"))
   count = len(whole.training_set.examples)
-  first = data["data"][0]["paragraphs"][0]["qas"][0]["id"]
+  first = first_paragraph(data)["qas"][0]["id"]
   asked = count // 3
   assert len(task.training_set.examples) == count - asked
   assert re.search(

@@ -3,14 +3,21 @@
 `test_modern_parity.py` holds the numbers against transformers'.
 """
 
-import json
-
 import numpy as np
 import pytest
+import runs
 import safetensors.numpy
+from conversions import (
+  assert_same,
+  convert,
+  random_values,
+  read,
+  refused,
+  write_checkpoint,
+  write_shards,
+)
 from reference_modern import EURO_BERT, MODERN_BERT, NEO_BERT
 from samples import TINY
-from test_convert_checkpoint import convert, read, write_checkpoint
 
 from checkpoints import checkpoint_weights, huggingface_folder
 from common.errors import UserError
@@ -272,25 +279,14 @@ def test_pooling_counts_where_something_is_pooled():
     written(keys, [tasks.LABELS])
 
 
-# -----------------------------------------------------------------------------
-# Tensors
-# -----------------------------------------------------------------------------
+# Tensors ----------------------------------------------------------------------
 
 
-def random_values(keys, parts):
-  rng = np.random.default_rng(3)
-  return {
-    w.name: rng.normal(
-      0.0, 0.3, [3 if n is None else n for n in w.shape]
-    ).astype(np.float32)
-    for w in weights.weights(BertConfig.from_dict(keys))
-    if w.part in parts
-  }
+MLM = [weights.ENCODER, weights.TRANSFORM, weights.MASKED_LM]
 
 
 def test_tensors_of_several_weights(tmp_path):
-  parts = [weights.ENCODER, weights.TRANSFORM, weights.MASKED_LM]
-  values = random_values(MODERN, parts)
+  values = random_values(MLM, keys=MODERN)
   prefix = write_checkpoint(tmp_path / "a", values, **MODERN)
   convert(prefix, tmp_path / "b")
   path = str(tmp_path / "b" / "model.safetensors")
@@ -315,10 +311,7 @@ def test_tensors_of_several_weights(tmp_path):
   assert "model.layers.0.attn_norm.weight" not in tensors
   assert "decoder.weight" not in tensors
   convert(tmp_path / "b", tmp_path / "c" / "m")
-  again = read(tmp_path / "c" / "m")
-  assert {*again} == {*values}
-  for name, value in values.items():
-    np.testing.assert_array_equal(again[name], value)
+  assert_same(read(tmp_path / "c" / "m"), values)
   # A Wqkv of another size, one that is missing, and a tied one that differs.
   fused = "model.layers.1.attn.Wqkv.weight"
   for name, value, message in (
@@ -328,10 +321,8 @@ def test_tensors_of_several_weights(tmp_path):
     ("decoder.weight", np.ones([100, 32]), "decoder.weight is not model.emb"),
     ("model.layers.9.mlp_norm.weight", np.ones(32), "no weight of a Modern"),
   ):
-    changed = {**tensors, name: value}
-    if value is None:
-      del changed[name]
-    else:
+    changed = {n: tensor for n, tensor in tensors.items() if n != name}
+    if value is not None:
       changed[name] = value.astype(np.float32)
     safetensors.numpy.save_file(changed, path)
     with pytest.raises(UserError, match=message):
@@ -340,24 +331,13 @@ def test_tensors_of_several_weights(tmp_path):
 
 def test_shards_of_a_model_of_fused_tensors(tmp_path):
   """A layer's tensors stand in two files, as the Hub has large models."""
-  parts = [weights.ENCODER, weights.TRANSFORM, weights.MASKED_LM]
-  values = random_values(MODERN, parts)
-  folder = tmp_path / "b"
+  values, folder = random_values(MLM, keys=MODERN), tmp_path / "b"
   convert(write_checkpoint(tmp_path / "a", values, **MODERN), folder)
   tensors = safetensors.numpy.load_file(folder / "model.safetensors")
-  (folder / "model.safetensors").unlink()
-  names, weight_map = sorted(tensors), {}
-  for number in range(2):
-    file = f"model-0000{number + 1}-of-00002.safetensors"
-    shard = {name: tensors[name] for name in names[number::2]}
-    safetensors.numpy.save_file(shard, folder / file)
-    weight_map |= dict.fromkeys(shard, file)
-  index = folder / "model.safetensors.index.json"
-  index.write_text(json.dumps({"weight_map": weight_map}))
-  found = checkpoint_weights.open_checkpoint(str(folder))
-  assert {*found.shapes} == {*values}
-  for name, value in values.items():
-    np.testing.assert_array_equal(found[name], value)
+  names = sorted(tensors)
+  parts = [names[number::2] for number in range(2)]
+  write_shards(folder, [{n: tensors[n] for n in part} for part in parts])
+  assert_same(checkpoint_weights.read([str(folder)]).values, values)
 
 
 @pytest.mark.parametrize(
@@ -371,10 +351,10 @@ def test_shards_of_a_model_of_fused_tensors(tmp_path):
 def test_the_architecture_says_whose_classifier_it_is(tmp_path, part, of_task):
   """Heads of answers, labels and tokens have one name in ModernBERT."""
   parts = [weights.ENCODER, weights.TRANSFORM, part]
-  values = random_values(MODERN, parts)
+  values = random_values(parts, keys=MODERN)
   prefix = write_checkpoint(tmp_path / "a", values, **MODERN)
   convert(prefix, tmp_path / "b")
-  config = json.loads((tmp_path / "b" / "config.json").read_text())
+  config = runs.read_json(tmp_path / "b", "config.json")
   (kind,) = config["architectures"]
   assert kind.startswith("ModernBertFor")
   tensors = safetensors.numpy.load_file(tmp_path / "b" / "model.safetensors")
@@ -388,28 +368,29 @@ def test_the_architecture_says_whose_classifier_it_is(tmp_path, part, of_task):
 
 def test_what_a_type_has_no_place_for(tmp_path):
   """A pooler of ModernBERT, a classifier of RoBERTa."""
-  keys = {**MODERN, "classifier_pooling": "pooler"}
-  values = random_values(keys, [weights.ENCODER, weights.POOLER])
-  prefix = write_checkpoint(tmp_path / "a", values, **keys)
-  with pytest.raises(UserError, match="ModernBERT has no place for bert/"):
-    convert(prefix, tmp_path / "b")
-  parts = [weights.ENCODER, weights.POOLER, weights.CLASSIFIER]
-  values = random_values(ROBERTA, parts)
-  prefix = write_checkpoint(tmp_path / "c", values, **ROBERTA)
-  with pytest.raises(UserError, match="RoBERTa has no place for output_bias"):
-    convert(prefix, tmp_path / "d")
+  body = [weights.ENCODER, weights.POOLER]
+  for keys, parts, message in (
+    ({**MODERN, "classifier_pooling": "pooler"}, body,
+     "ModernBERT has no place for bert/"),
+    (ROBERTA, [*body, weights.CLASSIFIER],
+     "RoBERTa has no place for output_bias"),
+  ):  # fmt: skip
+    folder = tmp_path / message.split()[0]
+    values = random_values(parts, keys=keys)
+    prefix = write_checkpoint(folder, values, **keys)
+    refused(prefix, tmp_path / "out", message)
 
 
 @pytest.mark.parametrize("name", ["modernbert", "roberta", "eurobert"])
 def test_inputs_of_a_model_without_segments(tmp_path, letters, name):
   keys = {**MODELS[name], "type_vocab_size": int(name == "roberta")}
-  values = random_values(keys, [weights.ENCODER])
+  values = random_values([weights.ENCODER], keys=keys)
   prefix = write_checkpoint(tmp_path / "a", values, **keys)
   said = convert(prefix, tmp_path / "b", vocab_file=letters)
   assert ("    pooler" in said) == (name == "roberta")
-  config = json.loads((tmp_path / "b" / "tokenizer_config.json").read_text())
+  config = runs.read_json(tmp_path / "b", "tokenizer_config.json")
   assert config["model_input_names"] == ["input_ids", "attention_mask"]
-  content = json.loads((tmp_path / "b" / "config.json").read_text())
+  content = runs.read_json(tmp_path / "b", "config.json")
   ids = [content[f"{key}_token_id"] for key in ("pad", "bos", "eos")]
   assert ids == [0, 2, 3]
   card = (tmp_path / "b" / "README.md").read_text()

@@ -3,29 +3,27 @@
 From Hugging Face folders, read in place, and to them.
 """
 
-import json
+import shutil
 
 import finetuning_runs
 import numpy as np
 import pytest
 import runs
+from conversions import convert, random_values, write_checkpoint
 from samples import LETTERS, TINY
-from test_convert_checkpoint import convert, write_checkpoint
-from test_huggingface_types import EURO, MODERN, ROBERTA, random_values
+from test_huggingface_types import EURO, MLM, MODERN, ROBERTA
 
 import tokenization
 from checkpoints import checkpoint_weights
 from gradients.distributed import Comm
 from interop import inference, model_source, pseudo_likelihood
 from interop.predictions import Input, Predictor
-from model import weights
 
 SIZE = {"vocab_size": len(LETTERS)}
 MODELS = {
   "modernbert": {**MODERN, **SIZE}, "eurobert": {**EURO, **SIZE},
   "roberta": {**ROBERTA, **SIZE},
 }  # fmt: skip
-PRETRAINED = [weights.ENCODER, weights.TRANSFORM, weights.MASKED_LM]
 
 
 @pytest.fixture
@@ -33,7 +31,7 @@ def made(tmp_path, letters):
   """A model type -> a checkpoint of ours and the same as their folder."""
 
   def make(name):
-    values = random_values(MODELS[name], PRETRAINED)
+    values = random_values(MLM, keys=MODELS[name])
     prefix = write_checkpoint(tmp_path / "ours", values, **MODELS[name])
     folder = tmp_path / "theirs"
     convert(prefix, folder, vocab_file=letters, do_lower_case=True)
@@ -91,37 +89,33 @@ def test_a_folder_answers_as_the_checkpoint_and_the_export(
   opened.close()
 
 
+# The end of its class in transformers, and something to answer.
+TUNED = {
+  "classify": ("SequenceClassification", [Input("w1 good w2")]),
+  "answer": ("QuestionAnswering", [Input("w1?", "w1 123, w2 456")]),
+  "label": ("TokenClassification", [Input("w1 123 ab, w2")]),
+}
+
+
 @pytest.mark.parametrize(
   "name, kind",
   [
-    ("modernbert", "classifier"),
-    pytest.param("modernbert", "squad", marks=pytest.mark.slow),
-    pytest.param("modernbert", "ner", marks=pytest.mark.slow),
-    pytest.param("eurobert", "classifier", marks=pytest.mark.slow),
-    pytest.param("roberta", "squad", marks=pytest.mark.slow),
+    ("modernbert", "classify"),
+    pytest.param("modernbert", "answer", marks=pytest.mark.slow),
+    pytest.param("modernbert", "label", marks=pytest.mark.slow),
+    pytest.param("eurobert", "classify", marks=pytest.mark.slow),
+    pytest.param("roberta", "answer", marks=pytest.mark.slow),
   ],
 )
 def test_fine_tuning_from_a_folder(made, tmp_path, letters, capfd, name, kind):
   """A run begins with the folder's weights; ModernBERT's becomes a folder."""
   _, folder = made(name)
   out = tmp_path / "tuned"
-  if kind == "classifier":
-    write, task = finetuning_runs.write_sentences, finetuning_runs.classifier
-    data, inputs = "data.tsv", [Input("w1 good w2")]
-  elif kind == "ner":
-    write, task = finetuning_runs.write_words, finetuning_runs.ner_task
-    data, inputs = "data.conll", [Input("w1 123 ab, w2")]
-  else:
-    write, task = finetuning_runs.write_questions, finetuning_runs.squad_task
-    data, inputs = "data.json", [Input("w1?", "w1 123, w2 456")]
-  data = write(tmp_path / data, 24, 0)
-  config = f"{tmp_path}/ours/bert_config.json"
+  make = finetuning_runs.maker(kind, tmp_path, letters)
+  shutil.copy(tmp_path / "ours" / "bert_config.json", tmp_path / "config.json")
   finetuning_runs.run(
-    task(
-      config, letters, out, train_file=data, init_checkpoint=folder,
-      num_train_epochs=1.0, log_every_steps=100,
-    )
-  )  # fmt: skip
+    make(out, init_checkpoint=folder, num_train_epochs=0.5, log_every_steps=100)
+  )
   told = "".join(capfd.readouterr())
   assert f"initialised from {folder}" in told and "WARNING" not in told
   loaded = checkpoint_weights.open_checkpoint(folder).shapes
@@ -129,14 +123,12 @@ def test_fine_tuning_from_a_folder(made, tmp_path, letters, capfd, name, kind):
   if name == "roberta":
     unread |= {n for n in loaded if n.startswith("cls/predictions/")}
   assert f"  loaded: {len({*loaded} - unread)}\n" in told
+  head, inputs = TUNED[kind]
   want = answers(str(out), inputs)
   if name == "modernbert":
     convert(out, tmp_path / "again")
-    content = json.loads((tmp_path / "again" / "config.json").read_text())
-    classes = {"classifier": "SequenceClassification",
-               "squad": "QuestionAnswering",
-               "ner": "TokenClassification"}  # fmt: skip
-    assert content["architectures"] == [f"ModernBertFor{classes[kind]}"]
+    content = runs.read_json(tmp_path / "again", "config.json")
+    assert content["architectures"] == [f"ModernBertFor{head}"]
     assert_near(answers(str(tmp_path / "again"), inputs), want)
 
 
@@ -145,7 +137,7 @@ def test_fine_tuning_from_a_folder(made, tmp_path, letters, capfd, name, kind):
 def test_pretraining_from_a_folder(tiny_run, tmp_path, capfd, name):
   """All weights are found, and a checkpoint of the run becomes a folder."""
   keys = {**MODELS[name], "vocab_size": TINY["vocab_size"]}
-  values = random_values(keys, PRETRAINED)
+  values = random_values(MLM, keys=keys)
   prefix = write_checkpoint(tmp_path / "ours", values, **keys)
   convert(prefix, tmp_path / "theirs")
   _, records = tiny_run

@@ -1,15 +1,14 @@
-"""Labels of words: the task, its loss and metrics, whole runs."""
+"""Labels of words: the task, its loss and metrics, a whole run.
 
-import functools
+`test_finetune.py` has what runs of all tasks have in common.
+"""
+
 import json
 import os
-import shutil
 
 import finetuning_runs
 import numpy as np
 import pytest
-import runs
-import samples
 
 from checkpoints import description
 from common.errors import UserError
@@ -21,21 +20,9 @@ run = finetuning_runs.run
 
 
 @pytest.fixture
-def config_file(tmp_path):
-  return samples.write_config(tmp_path / "config.json")
-
-
-@pytest.fixture
-def label(tmp_path, config_file, letters):
+def label(tmp_path, letters):
   """(folder, **changes) -> task on 64 sentences, 20 held out."""
-  return functools.partial(
-    finetuning_runs.ner_task,
-    config_file,
-    letters,
-    train_file=finetuning_runs.write_words(tmp_path / "a.txt", 64, 1),
-    eval_file=finetuning_runs.write_words(tmp_path / "b.txt", 20, 2),
-    predict_file=str(tmp_path / "b.txt"),
-  )
+  return finetuning_runs.maker("label", tmp_path, letters)
 
 
 @pytest.fixture
@@ -89,12 +76,8 @@ def test_entities_are_counted(given):
   found = made.results(source, outputs_of(source, made, guesses))
   # PER, and the LOC of one word, of three; of these LOCs one is right.
   assert found["accuracy"] == pytest.approx(4 / 6)
-  assert (
-    found["f1"]
-    == found["precision"]
-    == found["recall"]
-    == (pytest.approx(2 / 3))
-  )
+  for name in ("f1", "precision", "recall"):
+    assert found[name] == pytest.approx(2 / 3)
   assert (found["PER/f1"], found["LOC/recall"]) == (1.0, 0.5)
 
 
@@ -175,8 +158,8 @@ def test_wrong_labels_are_named(tmp_path, given, train, dev, message):
     _ = made.training_set, made.evaluation_set
 
 
-def test_a_file_that_is_not_given(tmp_path, config_file, letters):
-  task = finetuning_runs.ner_task(config_file, letters, tmp_path / "out")
+def test_a_file_that_is_not_given(tmp_path, label):
+  task = label(tmp_path / "out", train_file=None)
   with pytest.raises(UserError, match="^--do_train needs --train_file$"):
     task.config.check_files()
 
@@ -194,11 +177,9 @@ def test_the_loss_is_the_mean_over_words(tmp_path, given):
     with tf.variable_scope("", reuse=tf.AUTO_REUSE):
       head = made.head(constants, False)
       model = heads.encode(constants, made.config, False, with_pooler=False)
+    by_name = {v.op.name: v for v in tf.trainable_variables()}
     weights = [
-      next(
-        v for v in tf.trainable_variables() if v.op.name == f"cls/tokens/{n}"
-      )
-      for n in ("output_weights", "output_bias")
+      by_name[f"cls/tokens/output_{name}"] for name in ("weights", "bias")
     ]
     session.run(tf.global_variables_initializer())
     weights[1].load([0.3, -0.2, 0.1], session)
@@ -255,70 +236,3 @@ def test_numbers_are_found(tmp_path, label):
     init_checkpoint=tf.train.latest_checkpoint(str(out)),
   )  # fmt: skip
   assert run(again)["evaluation"]["f1"] > 0.9
-
-
-def test_packed_equals_unpacked_and_windows(tmp_path, label):
-  run(label(tmp_path / "out", num_train_epochs=1.0))
-  found = {}
-  for most in (1, 16):
-    task = label(
-      tmp_path / "out", do_train=False, do_eval=True,
-      examples_per_record=most, eval_batch_size=5,
-    )  # fmt: skip
-    found[most] = run(task)["evaluation"]
-    shutil.rmtree(tmp_path / "out" / "eval", ignore_errors=True)
-  assert found[16] == pytest.approx(found[1], rel=1e-5)
-  assert task.evaluation_set.slots > 2
-
-
-def test_one_big_batch_equals_micro_batches(tmp_path, label):
-  """Though these have different numbers of words."""
-  losses = {}
-  for micro in (16, 4):
-    folder = tmp_path / str(micro)
-    run(label(folder, global_batch_size=16, train_batch_size=micro))
-    losses[micro] = runs.metrics(folder)
-    plan = runs.read_json(folder, description.RUN_FILE)["runs"][0]["plan"]
-    assert (plan["accumulation"] > 1) == (micro == 4)
-  assert losses[4] == pytest.approx(losses[16], rel=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["layers", "step"])
-def test_modes_train_the_same(tmp_path, label, mode):
-  losses = {}
-  for xla in ("off", mode):
-    run(label(tmp_path / xla, num_train_epochs=1.0, xla=xla))
-    losses[xla] = runs.metrics(tmp_path / xla)
-  assert losses[mode] == pytest.approx(losses["off"], rel=1e-5)
-
-
-def test_resumed_equals_never_stopped(tmp_path, label):
-  whole, part = tmp_path / "whole", tmp_path / "part"
-  changes = dict(save_checkpoints_steps=3, keep_checkpoints=99, dropout=0.1)
-  run(label(whole, **changes))
-  shutil.copytree(whole, part)
-  for path in part.glob("model.ckpt-*"):
-    if ".ckpt-3." not in path.name:
-      path.unlink()
-  run(label(part, **changes))
-  before, after = runs.weights(whole), runs.weights(part)
-  assert all(np.array_equal(before[n], after[n]) for n in before)
-
-
-def test_rows_go_by_their_labels(tmp_path, label, capsys):
-  """From one model to the next, in whatever order; of others there is none."""
-  first = tmp_path / "first"
-  run(label(first))
-  start = {"init_checkpoint": tf.train.latest_checkpoint(str(first))}
-  names = ("O", "I-LOC", "B-LOC")
-  run(label(tmp_path / "next", label_names=names, learning_rate=1e-9, **start))
-  bias = [runs.weights(tmp_path / n)["cls/tokens/output_bias"] for n in
-          ("first", "next")]  # fmt: skip
-  np.testing.assert_allclose(*bias, atol=1e-6)
-  told = capsys.readouterr().err
-  assert "missing there, so initial weights: 0" in told
-  names = ("O", "I-LOC", "B-LOC", "B-PER")
-  run(label(tmp_path / "more", label_names=names, **start))
-  told = capsys.readouterr().err
-  assert "initial weights: 2\n    cls/tokens/output_bias" in told
