@@ -36,11 +36,9 @@ def made(tmp_path, letters):
       "predict_file": finetuning_runs.write_questions(
         tmp_path / "b.json", 4, 2
       ),
-      "num_train_epochs": 1,
-      "max_query_length": 8,
-      "doc_stride": 16,
+      "num_train_epochs": 1, "max_query_length": 8, "doc_stride": 16,
     },
-  }
+  }  # fmt: skip
   path = tmp_path / "my tasks.json"
   path.write_text(json.dumps(tasks))
   return folder, path
@@ -73,13 +71,9 @@ def test_a_stopped_table_is_completed(tmp_path, made):
       assert value == pytest.approx(100 * found[metric])
     assert not list(at.glob("model.ckpt-*"))
   seeds = [line["metrics"]["f1"] for line in lines if line["task"] == "letters"]
-  row = next(
-    row.split() for row in done.stdout.splitlines() if "letters f1" in
-    " ".join(row.split())
-  )  # fmt: skip
-  assert row[2:] == [
-    f"{statistics.mean(seeds):.2f}", f"{statistics.stdev(seeds):.2f}", "3"
-  ]  # fmt: skip
+  mean, deviation = statistics.mean(seeds), statistics.stdev(seeds)
+  row = ["letters", "f1", f"{mean:.2f}", f"{deviation:.2f}", "3"]
+  assert row in [line.split() for line in done.stdout.splitlines()]
   for keep in (["--keep_models"], []):  # those that are kept stay
     done = launch(made, folder, "--seeds=1,2,3,4", *keep)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -6,8 +6,9 @@ import types
 
 import numpy as np
 import pytest
+import samples
 import tokenizers
-from samples import LETTERS, create
+from samples import LETTERS
 
 import tokenization
 from checkpoints import run_folder
@@ -30,8 +31,7 @@ BERTS_SPLIT = {"type": "BertPreTokenizer"}
 
 def write_vocabulary(folder, name="vocab.txt", tokens=TOKENS):
   folder.mkdir(exist_ok=True)
-  (folder / name).write_text("".join(f"{token}\n" for token in tokens))
-  return str(folder / name)
+  return samples.write_vocabulary(folder / name, tokens)
 
 
 def merged(content, changes):
@@ -76,73 +76,56 @@ CUT["max_length"] = 8
 VOCAB = {token: number for number, token in enumerate(TOKENS)}
 
 
+# fmt: off
+OTHERS = {
+  JSON: [
+    ({"pre_tokenizer": {"type": "WhitespaceSplit"}}, "pre_tokenizer"),
+    ({"pre_tokenizer": {"type": "Whitespace"}}, "pre_tokenizer"),
+    ({"pre_tokenizer": None}, "pre_tokenizer is None"),
+    ({"pre_tokenizer": words(BERTS_SPLIT, {"type": "Digits"})},
+     "pre_tokenizer"),
+    ({"normalizer": {"type": "NFKC"}}, "normalizer is .*NFKC"),
+    ({"normalizer": None}, "normalizer is None"),
+    ({"normalizer": steps(BERT, {"type": "NFC"})}, "normalizer"),
+    ({"normalizer": {**BERT, "strip_accents": False}}, "strip_accents"),
+    ({"normalizer": {**BERT, "clean_text": False}}, "normalizer"),
+    ({"normalizer": {**BERT, "handle_chinese_chars": False}}, "normalizer"),
+    ({"model": {"type": "BPE", "vocab": {"a": 0}}}, "model.type is 'BPE'"),
+    ({"model": {"type": "Unigram", "vocab": [["a", 0]]}}, "'Unigram'"),
+    ({"model": {"type": "WordLevel", "vocab": VOCAB}}, "'WordLevel'"),
+    ({"model": {"unk_token": "[PAD]"}}, "model.unk_token"),
+    ({"model": {"continuing_subword_prefix": "@@"}},
+     "model.continuing_subword_prefix is '@@'"),
+    ({"model": {"max_input_chars_per_word": 10}}, "model.max_input"),
+    ({"model": {"vocab": {"cat": VOCAB["The"], "The": VOCAB["cat"]}}},
+     "ids that are others here is {'The': .*, 'cat': "),
+    ({"model": {"vocab": {"dog": len(TOKENS)}}}, "others here is {'dog'"),
+    ({"added_tokens": [added("[E1]", id=99)]}, r"'\[E1\]'"),
+    # An added token is one inside of words, too.
+    ({"added_tokens": [added("cat", id=VOCAB["cat"])]},
+     r"split here is \['cat'\]"),
+  ],
+  ADDED: [({"[E1]": len(TOKENS)}, r"split here is \['\[E1\]'\]")],
+  CONFIG: [
+    ({"never_split": ["[E1]"]}, r"split here is \['\[E1\]'\]"),
+    ({"additional_special_tokens": [{"content": "<e>"}]},
+     "split here is .'<e>'"),
+    ({"tokenizer_class": "BertJapaneseTokenizer"},
+     "tokenizer_class is 'BertJapanese'"),
+    ({"tokenizer_class": "HerbertTokenizerFast"}, "'Herbert'"),
+    ({"word_tokenizer_type": "mecab"}, "word_tokenizer_type"),
+    ({"subword_tokenizer_type": "character"}, "subword_tokenizer_type"),
+    ({"do_basic_tokenize": False}, "do_basic_tokenize is False"),
+    ({"tokenize_chinese_chars": False}, "tokenize_chinese_chars"),
+    ({"strip_accents": False}, "strip_accents is False"),
+  ],
+}
+# fmt: on
+
+
 @pytest.mark.parametrize(
   "file, changes, field",
-  [
-    (JSON, {"pre_tokenizer": {"type": "WhitespaceSplit"}}, "pre_tokenizer"),
-    (JSON, {"pre_tokenizer": {"type": "Whitespace"}}, "pre_tokenizer"),
-    (JSON, {"pre_tokenizer": None}, "pre_tokenizer is None"),
-    (
-      JSON,
-      {"pre_tokenizer": words(BERTS_SPLIT, {"type": "Digits"})},
-      "pre_tokenizer",
-    ),
-    (JSON, {"normalizer": {"type": "NFKC"}}, "normalizer is .*NFKC"),
-    (JSON, {"normalizer": None}, "normalizer is None"),
-    (JSON, {"normalizer": steps(BERT, {"type": "NFC"})}, "normalizer"),
-    (JSON, {"normalizer": {**BERT, "strip_accents": False}}, "strip_accents"),
-    (JSON, {"normalizer": {**BERT, "clean_text": False}}, "normalizer"),
-    (
-      JSON,
-      {"normalizer": {**BERT, "handle_chinese_chars": False}},
-      "normalizer",
-    ),
-    (
-      JSON,
-      {"model": {"type": "BPE", "vocab": {"a": 0}}},
-      "model.type is 'BPE'",
-    ),
-    (JSON, {"model": {"type": "Unigram", "vocab": [["a", 0]]}}, "'Unigram'"),
-    (JSON, {"model": {"type": "WordLevel", "vocab": VOCAB}}, "'WordLevel'"),
-    (JSON, {"model": {"unk_token": "[PAD]"}}, "model.unk_token"),
-    (
-      JSON,
-      {"model": {"continuing_subword_prefix": "@@"}},
-      "model.continuing_subword_prefix is '@@'",
-    ),
-    (JSON, {"model": {"max_input_chars_per_word": 10}}, "model.max_input"),
-    (
-      JSON,
-      {"model": {"vocab": {"cat": VOCAB["The"], "The": VOCAB["cat"]}}},
-      "ids that are others here is {'The': .*, 'cat': ",
-    ),
-    (JSON, {"model": {"vocab": {"dog": len(TOKENS)}}}, "others here is {'dog'"),
-    (JSON, {"added_tokens": [added("[E1]", id=99)]}, r"'\[E1\]'"),
-    # An added token is one inside of words, too.
-    (
-      JSON,
-      {"added_tokens": [added("cat", id=VOCAB["cat"])]},
-      r"split here is \['cat'\]",
-    ),
-    (ADDED, {"[E1]": len(TOKENS)}, r"split here is \['\[E1\]'\]"),
-    (CONFIG, {"never_split": ["[E1]"]}, r"split here is \['\[E1\]'\]"),
-    (
-      CONFIG,
-      {"additional_special_tokens": [{"content": "<e>"}]},
-      "split here is .'<e>'",
-    ),
-    (
-      CONFIG,
-      {"tokenizer_class": "BertJapaneseTokenizer"},
-      "tokenizer_class is 'BertJapanese'",
-    ),
-    (CONFIG, {"tokenizer_class": "HerbertTokenizerFast"}, "'Herbert'"),
-    (CONFIG, {"word_tokenizer_type": "mecab"}, "word_tokenizer_type"),
-    (CONFIG, {"subword_tokenizer_type": "character"}, "subword_tokenizer_type"),
-    (CONFIG, {"do_basic_tokenize": False}, "do_basic_tokenize is False"),
-    (CONFIG, {"tokenize_chinese_chars": False}, "tokenize_chinese_chars"),
-    (CONFIG, {"strip_accents": False}, "strip_accents is False"),
-  ],
+  [(file, *case) for file, cases in OTHERS.items() for case in cases],
 )
 def test_other_tokenizers_are_refused_by_their_field(
   tmp_path, file, changes, field
@@ -252,16 +235,13 @@ def test_the_case_is_what_files_beside_the_vocabulary_say(
   told = f"do_lower_case=False as {tmp_path}/a/task.json says, against"
   assert (f"{path}: {told} {tmp_path}/a/{CONFIG}" in lines) is disagree
   monkeypatch.chdir(tmp_path / folder)
-  assert (
-    tokenizer_files.load({"vocab_file": name}, None)[0].do_lower_case is lower
-  )
   # The flag adds what nothing says.
-  encoder, _ = tokenizer_files.load({"vocab_file": path}, lower)
-  assert encoder.do_lower_case is lower
+  for file, flag in ((name, None), (path, lower)):
+    encoder, _ = tokenizer_files.load({"vocab_file": file}, flag)
+    assert encoder.do_lower_case is lower
   if not lower:
-    with pytest.raises(
-      UserError, match="--do_lower_case=True, but .* cased .*"
-    ):
+    message = "--do_lower_case=True, but .* cased .*"
+    with pytest.raises(UserError, match=message):
       tokenizer_files.load({"vocab_file": path}, True)
 
 
@@ -324,7 +304,7 @@ def test_text_vocabulary_and_records_have_one_case(
   )  # fmt: skip
   flag = "vocab_file" if kind == "wordpiece" else "spm_model_file"
   files = {"vocab_file": None, flag: words}
-  manifest = create(
+  manifest = samples.create(
     tmp_path, f"{text}/train.txt", files.pop("vocab_file"), **files
   ).manifest
   assert manifest.tokenizer.do_lower_case is lower
@@ -333,13 +313,13 @@ def test_text_vocabulary_and_records_have_one_case(
   assert said["do_lower_case"] is lower
   assert said.get("strip_accents", lower) is lower
   # The copy in a run's folder says it, too.
-  run = types.SimpleNamespace(output_dir=str(tmp_path), init_checkpoint=None)
-  run.output_dir = str(tmp_path / "run")
-  os.mkdir(run.output_dir)
+  folder = str(tmp_path / "run")
+  run = types.SimpleNamespace(output_dir=folder, init_checkpoint=None)
+  os.mkdir(folder)
   run_folder.keep_vocabulary(run, {"": (words, manifest)})
-  copy = f"{run.output_dir}/vocab.txt"
-  encoder, lines = tokenizer_files.load({flag: copy}, None)
+  copy = {flag: f"{folder}/vocab.txt"}
+  encoder, lines = tokenizer_files.load(copy, None)
   assert encoder.do_lower_case is lower and not lines
-  again = tokenization.load_tokenizer(**{flag: copy}, do_lower_case=lower)
+  again = tokenization.load_tokenizer(**copy, do_lower_case=lower)
   both = [e.encode_batch(["Café"])[0] for e in (encoder, again)]
   assert np.array_equal(*both)
