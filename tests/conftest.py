@@ -2,12 +2,16 @@
 
 import functools
 import gzip
+import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
+import threading
 
 import pytest
+import runs
 from samples import (
   LETTERS,
   create,
@@ -125,3 +129,34 @@ def make(tmp_path, texts, letters):
   return functools.partial(
     create, tmp_path, input_file=texts, vocab_file=letters
   )
+
+
+@pytest.fixture(scope="session")
+def peer(tmp_path_factory):
+  """Does jobs of transformers_peer.py; skips where there is no transformers."""
+  environment = f"{runs.ROOT}/.build/transformers"
+  python = os.environ.get("TRANSFORMERS_PYTHON", f"{environment}/bin/python")
+  remedy = (
+    f"To make it: python3 -m venv {environment} && {environment}/bin/pip "
+    "install -r benchmarks/peers/requirements.txt, or set TRANSFORMERS_PYTHON"
+  )
+  if not os.path.exists(python):
+    pytest.skip(f"NOT COMPARED with transformers: no {python}. {remedy}")
+  log = tmp_path_factory.mktemp("peer") / "stderr.txt"
+  command = [python, f"{runs.ROOT}/tests/support/transformers_peer.py"]
+  with open(log, "w") as errors, subprocess.Popen(
+    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+    text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"},
+  ) as process:  # fmt: skip
+    if process.stdout.readline() != "ready\n":
+      pytest.skip(f"NOT COMPARED: {log.read_text()[-200:]}. {remedy}")
+
+    def run(jobs):
+      hang = threading.Timer(runs.HANG_SECONDS, process.kill)
+      hang.start()
+      print(json.dumps(jobs), file=process.stdin, flush=True)
+      answer = process.stdout.readline()
+      hang.cancel()
+      assert answer == "done\n", log.read_text()[-3000:]
+
+    yield run

@@ -1,15 +1,16 @@
 """What transformers makes of a folder: run by a Python that has it, and torch.
 
-  python transformers_peer.py JOBS.json
-
-A job is ["make", FOLDER, CLASS, CONFIG, SEED, NOISE], ["run", FOLDER, CLASS,
-BATCH.npz, OUTPUTS.npz] or ["tokenize", FOLDER, TEXTS.json, IDS.json]. A batch
-with labels gives gradients, too, under "gradient:" and the tensor's name.
-`tests/unit/test_convert_parity.py` runs it; it imports nothing of this project.
+It says "ready", then reads a JSON list of jobs a line and answers each line
+with "done" or, with its errors on stderr, "failed". A job is ["make", FOLDER,
+CLASS, CONFIG, SEED, NOISE], ["run", FOLDER, CLASS, BATCH.npz, OUTPUTS.npz] or
+["tokenize", FOLDER, TEXTS.json, IDS.json]. A batch with labels gives gradients,
+too, under "gradient:" and the tensor's name.
+The fixture `peer` runs it; it imports nothing of this project.
 """
 
 import json
 import sys
+import traceback
 
 import numpy as np
 import torch
@@ -75,6 +76,12 @@ def tokenize(folder, texts_file, ids_file):
 
 
 if __name__ == "__main__":
-  with open(sys.argv[1], encoding="utf-8") as jobs_file:
-    for command, *arguments in json.load(jobs_file):
-      {"make": make, "run": run, "tokenize": tokenize}[command](*arguments)
+  print("ready", flush=True)
+  for line in sys.stdin:
+    try:
+      for command, *arguments in json.loads(line):
+        {"make": make, "run": run, "tokenize": tokenize}[command](*arguments)
+      print("done", flush=True)
+    except Exception:  # whatever it is, the next jobs can be done
+      traceback.print_exc()
+      print("failed", flush=True)

@@ -1,5 +1,6 @@
 """Any tokenizer.json as a vocabulary: the library's tokens, words, places."""
 
+import itertools
 import json
 import os
 import shutil
@@ -92,9 +93,10 @@ def files(tmp_path_factory):
 
 def library(path):
   """The library's own, without what this project switches off."""
-  content = json.loads(open(path, encoding="utf-8").read())
+  with open(path, encoding="utf-8") as f:
+    content = json.load(f)
   content |= {"truncation": None, "padding": None}
-  content["model"]["dropout"] = None
+  content["model"] |= {"dropout": None}
   return tokenizers.Tokenizer.from_str(json.dumps(content))
 
 
@@ -117,13 +119,11 @@ def test_tokens_words_and_places_are_the_librarys(files, name):
     assert ids.dtype == np.int32 and ids.tolist() == want.ids
     assert word.ids.tolist() == spans.ids.tolist() == want.ids
     # The library's places, but no spaces around them.
-    for (a, b), start, end in zip(
-      want.offsets, spans.starts, spans.ends, strict=True
-    ):
+    places = zip(want.offsets, spans.starts, spans.ends, strict=True)
+    for (a, b), start, end in places:
       assert line[start:end] == line[a:b].strip() and a <= start <= end <= b
     if not text_encoders.has_chinese(line):
-      numbers = want.word_ids
-      same = [a == b for a, b in zip(numbers[1:], numbers, strict=False)]
+      same = [a == b for a, b in itertools.pairwise(want.word_ids)]
       assert word.is_continuation[1:].tolist() == same
       assert not word.is_continuation[:1].any()
 
@@ -164,13 +164,8 @@ def test_chinese_words_are_jiebas(files, name):
   (words,) = encoder.encode_words([line])
   spans = encoder.encode_with_spans(line)
   # Where words begin, but for a mark that has no letters.
-  begins = {
-    int(start)
-    for start, end, more in zip(
-      spans.starts, spans.ends, words.is_continuation, strict=True
-    )
-    if not more and end > start
-  }
+  is_begin = ~words.is_continuation & (spans.ends > spans.starts)
+  begins = {*spans.starts[is_begin].tolist()}
   assert begins >= {0, 2, 8} and not begins & {1, 3, 9}
 
 

@@ -4,12 +4,10 @@ Read in place and written, padded and packed: logits, and the gradients of one
 step of masked LM. Skipped as `test_convert_parity.py` is.
 """
 
-import itertools
-
 import numpy as np
 import pytest
+from conversions import assert_same
 from reference_modern import EURO_BERT, MODERN_BERT
-from test_convert_parity import peer  # noqa: F401
 
 import modeling
 from checkpoints import checkpoint_weights
@@ -187,10 +185,9 @@ def our_outputs(folder, batch, examples):
         tf.constant(np.maximum(batch["labels"], 0), tf.int32)
       )
       loss = tf.reduce_sum(losses * chosen) / chosen.sum()
-      for v, gradient in zip(
-        variables, tf.gradients(loss, variables), strict=True
-      ):
-        outputs[v.op.name] = tf.convert_to_tensor(gradient)
+      gradients = tf.gradients(loss, variables)
+      for variable, gradient in zip(variables, gradients, strict=True):
+        outputs[variable.op.name] = tf.convert_to_tensor(gradient)
     session.run(tf.global_variables_initializer())
     for variable in variables:
       variable.load(checkpoint[variable.op.name], session)
@@ -204,19 +201,17 @@ def compare(folder, output_file, batch, examples):
   """
   known, ours = our_outputs(folder, batch, examples)
   with np.load(output_file) as theirs:
-    arrays = {n: v for n, v in theirs.items() if not n.startswith("gradient:")}
-    gradients = {
-      n.removeprefix("gradient:"): v
-      for n, v in theirs.items()
-      if n.startswith("gradient:")
-    }
+    arrays = dict(theirs)
   arrays.pop("loss", None)
+  gradients = {
+    name.removeprefix("gradient:"): arrays.pop(name)
+    for name in [*arrays]
+    if name.startswith("gradient:")
+  }
   if gradients:
     gradients, _ = huggingface_weights.from_theirs(gradients, known, folder)
     arrays |= gradients
-  largest_gradient = max(
-    (np.abs(value).max() for value in gradients.values()), default=None
-  )
+  sizes = [np.abs(value).max() for value in gradients.values()]
   assert arrays and {*arrays} <= {*ours}
   found = {}
   for name, value in arrays.items():
@@ -224,24 +219,23 @@ def compare(folder, output_file, batch, examples):
     assert value.shape == got.shape, name
     if value.shape[:2] == examples.shape:
       value, got = value[examples > 0], got[examples > 0]
-    largest = largest_gradient if name in gradients else np.abs(value).max()
+    largest = max(sizes) if name in gradients else np.abs(value).max()
     found[name] = float(np.abs(value - got).max() / largest)
   return found
 
 
-# Tokens, packed or padded, models. The first is tried in all runs.
-CASES = [
-  (128, True, ["modern"]),
-  *(
-    pytest.param(*case, [*THEIRS], marks=pytest.mark.slow)
-    for case in itertools.product((128, 2048), (False, True))
-  ),
-]
+def cases(first, *others):
+  """Tokens, packed or padded, models; of others of both lengths, slow ones."""
+  slow = [(n, *other) for other in others for n in (128, 2048)]
+  return pytest.mark.parametrize(
+    "length, is_packed, names",
+    [first, *(pytest.param(*case, marks=pytest.mark.slow) for case in slow)],
+  )
 
 
-@pytest.mark.parametrize("length, is_packed, names", CASES)
-def test_what_transformers_wrote(tmp_path, peer, length, is_packed, names):  # noqa: F811
-  jobs, cases = [], {}
+@cases((128, True, ["modern"]), (False, [*THEIRS]), (True, [*THEIRS]))
+def test_what_transformers_wrote(tmp_path, peer, length, is_packed, names):
+  jobs, answers = [], {}
   for seed, name in enumerate(names):
     kind, keys = THEIRS[name]
     if is_packed and kind.startswith("Roberta"):
@@ -255,37 +249,27 @@ def test_what_transformers_wrote(tmp_path, peer, length, is_packed, names):  # n
     np.savez(files[0], **batch)
     jobs.append(["make", folder, kind, {**SIZE, **keys}, seed, NOISE])
     jobs.append(["run", folder, kind, *files])
-    cases[name] = folder, files[1], batch, examples
+    answers[name] = folder, files[1], batch, examples
   peer(jobs)
-  for name, case in cases.items():
-    assert_alike(name, compare(*case))
+  assert_alike(answers)
 
 
-def assert_alike(name, found):
-  worst = max(found, key=found.get)
-  print(f"{name}: logits {found.get('logits')}, {worst} {found[worst]}")
-  assert found[worst] <= TOLERANCE, (name, found)
+def assert_alike(answers):
+  """Of a dict of arguments of `compare`."""
+  for name, case in answers.items():
+    found = compare(*case)
+    worst = max(found, key=found.get)
+    print(f"{name}: logits {found.get('logits')}, {worst} {found[worst]}")
+    assert found[worst] <= TOLERANCE, (name, found)
 
 
 LANGUAGE_MODELS = ["masked LM", "narrow", "deep", "euro"]
 
 
-@pytest.mark.parametrize(
-  "length, is_packed, names",
-  [
-    (128, False, ["mean"]),
-    *(
-      pytest.param(*case, marks=pytest.mark.slow)
-      for case in itertools.chain(
-        itertools.product((128, 2048), [False], [[*OURS]]),
-        itertools.product((128, 2048), [True], [LANGUAGE_MODELS]),
-      )
-    ),
-  ],
-)
-def test_what_we_wrote(tmp_path, peer, length, is_packed, names):  # noqa: F811
+@cases((128, False, ["mean"]), (False, [*OURS]), (True, LANGUAGE_MODELS))
+def test_what_we_wrote(tmp_path, peer, length, is_packed, names):
   """With the classes that config.json names; read back to the last bit."""
-  jobs, cases = [], {}
+  jobs, answers = [], {}
   for seed, name in enumerate(names):
     keys, parts = OURS[name]
     folder, kind, values = write_ours(tmp_path / name, keys, parts, seed)
@@ -295,14 +279,10 @@ def test_what_we_wrote(tmp_path, peer, length, is_packed, names):  # noqa: F811
     files = f"{folder}.in.npz", f"{folder}.out.npz"
     np.savez(files[0], **batch)
     jobs.append(["run", folder, kind, *files])
-    cases[name] = folder, files[1], batch, examples
-    again = checkpoint_weights.open_checkpoint(folder)
-    assert {*again.shapes} == {*values}
-    for variable, value in values.items():
-      np.testing.assert_array_equal(again[variable], value)
+    answers[name] = folder, files[1], batch, examples
+    assert_same(checkpoint_weights.read([folder]).values, values)
   peer(jobs)
-  for name, case in cases.items():
-    assert_alike(name, compare(*case))
+  assert_alike(answers)
 
 
 def write_ours(folder, keys, parts, seed):
