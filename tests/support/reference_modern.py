@@ -1,13 +1,14 @@
-"""Later encoders' forward pass in NumPy float64, written from the papers.
+"""BERT's and later encoders' forward pass in NumPy float64, from the papers.
 
-As `reference_numpy`: independent of the model's code, slow and plain. `config`
-is a dictionary of the model's keys, with those of BERT's values left out.
+Independent of modeling.py: it shares no code with it and knows the model only
+by the names of its variables. Slow and plain on purpose: one example and one
+head at a time. `config` is a dictionary of the model's keys, with those of
+BERT's values left out; `weights` has {variable name: float64 array}.
 """
 
 import math
 
 import numpy as np
-import reference_numpy
 
 # Published architectures by the model's keys, with blocks of two tokens.
 MODERN_BERT = dict(
@@ -28,8 +29,17 @@ ARCHITECTURES = {
 }  # fmt: skip
 
 
+def log_softmax(x):
+  """Of one vector."""
+  shifted = x - x.max()
+  return shifted - math.log(np.exp(shifted).sum())
+
+
 def normalized(weights, scope, rows, config):
-  """Rows [S, H] by the norm whose variables are in `scope`."""
+  """Rows [S, H] by the norm whose variables are in `scope`.
+
+  https://arxiv.org/abs/1607.06450, or the root mean square's.
+  """
   gamma = weights[f"{scope}/LayerNorm/gamma"]
   outputs = []
   for row in rows:
@@ -55,7 +65,9 @@ def activated(x, config):
     return x / (1.0 + np.exp(-x))
   if name == "gelu_erf":
     return x * 0.5 * (1.0 + np.vectorize(math.erf)(x / math.sqrt(2.0)))
-  return reference_numpy.gelu(x)
+  # https://arxiv.org/abs/1606.08415, the tanh approximation.
+  inner = math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)
+  return 0.5 * x * (1.0 + np.tanh(inner))
 
 
 def turned(vector, position, theta):
@@ -106,7 +118,7 @@ def attention(weights, scope, x, seen, positions, config, local):
           among.append(j)
       if among:
         scores = keys[among] @ queries[i] / math.sqrt(size)
-        probs = np.exp(reference_numpy.log_softmax(scores))
+        probs = np.exp(log_softmax(scores))
         context[i, own] = probs @ value[among][:, theirs]
   return context
 

@@ -1,71 +1,10 @@
-"""BERT's forward pass and losses in NumPy float64, written from the papers.
+"""BERT's heads and losses in NumPy float64, of `reference_modern`'s encoder."""
 
-Independent of modeling.py: it shares no code with it and knows the model only
-by the names of its variables. Slow and plain on purpose: one example and one
-head at a time.
-"""
-
-import math
+import collections
 
 import numpy as np
-
-
-def layer_norm(x, gamma, beta):
-  """https://arxiv.org/abs/1607.06450, of one vector [H]."""
-  return gamma * (x - x.mean()) / math.sqrt(x.var() + 1e-12) + beta
-
-
-def gelu(x):
-  """https://arxiv.org/abs/1606.08415, the tanh approximation."""
-  inner = math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)
-  return 0.5 * x * (1.0 + np.tanh(inner))
-
-
-def log_softmax(x):
-  """Of one vector."""
-  shifted = x - x.max()
-  return shifted - math.log(np.exp(shifted).sum())
-
-
-def _dense(weights, scope, x):
-  return x @ weights[scope + "/kernel"] + weights[scope + "/bias"]
-
-
-def _norm(weights, scope, rows):
-  gamma = weights[scope + "/LayerNorm/gamma"]
-  beta = weights[scope + "/LayerNorm/beta"]
-  return np.stack([layer_norm(row, gamma, beta) for row in rows])
-
-
-def attention(weights, scope, x, mask, heads):
-  """Self-attention of one example.
-
-  Args:
-    weights: {variable name: float64 array}.
-    scope: where the query, key and value layers are.
-    x: [S, H].
-    mask: [S] or [S, S], who may be attended to (by whom).
-    heads: int.
-
-  Returns:
-    [S, H], before the output layer.
-  """
-  query, key, value = (
-    _dense(weights, f"{scope}/{name}", x) for name in ("query", "key", "value")
-  )
-  length, width = x.shape
-  size = width // heads
-  mask = np.broadcast_to(mask, [length, length])
-  context = np.zeros_like(query)
-  for head in range(heads):
-    part = slice(head * size, (head + 1) * size)
-    for i in range(length):
-      scores = key[:, part] @ query[i, part] / math.sqrt(size)
-      probs = np.zeros(length)
-      seen = mask[i] > 0
-      probs[seen] = np.exp(log_softmax(scores[seen]))
-      context[i, part] = probs @ value[:, part]
-  return context
+import reference_modern
+from reference_modern import dense, log_softmax
 
 
 def encoder(weights, input_ids, mask, segment_ids, layers, heads):
@@ -82,39 +21,28 @@ def encoder(weights, input_ids, mask, segment_ids, layers, heads):
   Returns:
     [layers + 1, S, H]: the embedding output, then each layer's.
   """
-  scope = "bert/embeddings"
-  x = (
-    weights[scope + "/word_embeddings"][input_ids]
-    + weights[scope + "/position_embeddings"][: len(input_ids)]
-    + weights[scope + "/token_type_embeddings"][segment_ids]
+  length, width = len(input_ids), len(weights["bert/pooler/dense/bias"])
+  config = dict(
+    hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
+    type_vocab_size=2,
+  )  # fmt: skip
+  seen = np.broadcast_to(mask, [length, length]) > 0
+  positions = np.arange(length)
+  return reference_modern.encoder(
+    config, weights, input_ids, seen, segment_ids, positions
   )
-  outputs = [_norm(weights, scope, x)]
-  for layer in range(layers):
-    scope = f"bert/encoder/layer_{layer}"
-    x = outputs[-1]
-    context = attention(weights, scope + "/attention/self", x, mask, heads)
-    attended = _dense(weights, scope + "/attention/output/dense", context)
-    attended = _norm(weights, scope + "/attention/output", attended + x)
-    wide = gelu(_dense(weights, scope + "/intermediate/dense", attended))
-    output = _dense(weights, scope + "/output/dense", wide)
-    outputs.append(_norm(weights, scope + "/output", output + attended))
-  return np.stack(outputs)
 
 
 def pooler(weights, sequence_output):
   """[S, H] -> [H]."""
-  return np.tanh(_dense(weights, "bert/pooler/dense", sequence_output[0]))
+  return np.tanh(dense(weights, "bert/pooler/dense", sequence_output[0], True))
 
 
 def masked_lm_log_probs(weights, sequence_output, positions):
   """[S, H] and int [P] -> [P, V]."""
-  scope = "cls/predictions"
-  hidden = gelu(
-    _dense(weights, scope + "/transform/dense", sequence_output[positions])
+  logits = reference_modern.masked_lm_logits(
+    {}, weights, sequence_output[positions]
   )
-  hidden = _norm(weights, scope + "/transform", hidden)
-  logits = hidden @ weights["bert/embeddings/word_embeddings"].T
-  logits = logits + weights[scope + "/output_bias"]
   return np.stack([log_softmax(row) for row in logits])
 
 
@@ -137,18 +65,7 @@ def pretraining_sums(weights, batch, layers, heads):
   Returns:
     dict with modeling.PretrainingSums' fields as floats.
   """
-  sums = dict.fromkeys(
-    (
-      "masked_lm_loss",
-      "masked_lm_correct",
-      "masked_lm_weight",
-      "next_sentence_loss",
-      "next_sentence_correct",
-      "examples",
-      "tokens",
-    ),
-    0.0,
-  )
+  sums = collections.defaultdict(float)
   for i, example_weight in enumerate(batch.example_weights):
     output = encoder(
       weights,
@@ -176,4 +93,4 @@ def pretraining_sums(weights, batch, layers, heads):
     sums["next_sentence_loss"] -= example_weight * row[label]
     sums["next_sentence_correct"] += example_weight * (row.argmax() == label)
     sums["examples"] += example_weight
-  return sums
+  return dict(sums)

@@ -1,16 +1,17 @@
-"""Later encoders: each key of the config alone, and published architectures."""
+"""Each key of the config alone, published architectures, and invariances."""
 
+import collections
 import functools
 import itertools
-import json
 import math
 import types
 
+import attention_in_blocks
 import numpy as np
 import pytest
 import reference_modern
-from reference_modern import ARCHITECTURES
-from test_modeling import (
+from tiny_models import (
+  KEYS,
   TINY,
   B,
   P,
@@ -18,9 +19,9 @@ from test_modeling import (
   V,
   as_tensors,
   loss_and_gradients,
-  packed,
   ragged_batch,
   randomise,
+  tiny_config,
 )
 
 import mixed_precision
@@ -63,14 +64,27 @@ POOLINGS = [
   dict(classifier_pooling="mean"),
   dict(classifier_pooling="mean", mlm_head=False),
 ]
-MODELS = {**ARCHITECTURES, **{json.dumps(keys): keys for keys in ALONE}}
-# The first has rotary positions, blocks and gates; all are tried by slow tests.
-EACH = [
-  name if name == "ModernBERT" else pytest.param(name, marks=pytest.mark.slow)
-  for name in ARCHITECTURES
-]
+MEAN = "classifier_pooling=mean"
+MODELS = {
+  **KEYS,
+  **{", ".join(f"{k}={v}" for k, v in keys.items()): keys for keys in ALONE},
+}
+ARCHITECTURES = [*reference_modern.ARCHITECTURES]
+BERTS = ("BERT", "BERT, pre")
 # Each example's number at each place of a packed row: 4 tokens, 4, and padding.
 PACKED = np.array([1] * 4 + [2] * 4 + [0])
+
+
+def slow(*cases):
+  """Each combination of `cases`, as parameters of a slow test."""
+  return [
+    pytest.param(*case, marks=pytest.mark.slow)
+    for case in itertools.product(*cases)
+  ]
+
+
+# The first stands for all, which slow tests try.
+EACH = ["ModernBERT", *slow(ARCHITECTURES[1:])]
 
 
 @pytest.fixture(autouse=True)
@@ -79,15 +93,8 @@ def graph():
     yield graph
 
 
-def keys_of(name):
-  return {**TINY, "num_hidden_layers": 3, **MODELS[name]}
-
-
 def config_of(name, dropout=0.0):
-  dropouts = dict.fromkeys(
-    ("hidden_dropout_prob", "attention_probs_dropout_prob"), dropout
-  )
-  return modeling.BertConfig.from_dict({**keys_of(name), **dropouts})
+  return tiny_config(dropout, **MODELS[name])
 
 
 def batch_of(rng, is_packed):
@@ -99,18 +106,27 @@ def batch_of(rng, is_packed):
   return batch
 
 
+def model_of(config, tensors, examples=1, **options):
+  """The encoder, of the variables that there are or new ones."""
+  with tf.variable_scope("", reuse=tf.AUTO_REUSE):
+    return modeling.BertModel(
+      config, False, *tensors[:3], scope="bert",
+      examples_per_sequence=examples, **options,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
   "name, is_packed",
-  [*((name, True) for name in MODELS), *((n, False) for n in ARCHITECTURES)],
+  [
+    *((name, True) for name in MODELS if name not in BERTS[:1]),
+    *((name, False) for name in ARCHITECTURES),
+  ],
 )
 def test_it_equals_numpy(name, is_packed):
   rng = np.random.default_rng(1)
   batch, config = batch_of(rng, is_packed), config_of(name)
-  tensors = as_tensors(batch)
-  model = modeling.BertModel(
-    config, False, *tensors[:3], scope="bert",
-    examples_per_sequence=2 if is_packed else 1,
-  )  # fmt: skip
+  keys, tensors = TINY | MODELS[name], as_tensors(batch)
+  model = model_of(config, tensors, 1 + is_packed)
   logits = modeling.masked_lm_logits(
     config, model.get_sequence_output(), model.get_embedding_table(),
     tensors.masked_lm_positions,
@@ -130,15 +146,15 @@ def test_it_equals_numpy(name, is_packed):
       seen = mask[:, np.newaxis] == mask
       positions = np.array([*range(4), *range(4), 0])
     expected = reference_modern.encoder(
-      keys_of(name), values, batch.input_ids[row], seen,
-      batch.segment_ids[row], positions,
+      keys, values, batch.input_ids[row], seen, batch.segment_ids[row],
+      positions,
     )  # fmt: skip
     real = mask > 0
     got = np.stack([output[row] for output in outputs])
     np.testing.assert_allclose(got[:, real], expected[:, real], atol=2e-5)
     places = batch.masked_lm_positions[row]
     expected = reference_modern.masked_lm_logits(
-      keys_of(name), values, expected[-1, places]
+      keys, values, expected[-1, places]
     )
     expected = expected - np.logaddexp.reduce(expected, axis=1, keepdims=True)
     known = real[places]
@@ -152,13 +168,15 @@ def test_it_equals_numpy(name, is_packed):
 def test_heads_read_what_the_config_pools(keys, is_packed):
   """A classifier's logits and an answer's, in NumPy of the encoder's output."""
   rng = np.random.default_rng(7)
-  bert = {**TINY, **reference_modern.MODERN_BERT, **keys}
-  bert = modeling.BertConfig.from_dict(bert)
+  bert = modeling.BertConfig.from_dict(
+    {**TINY, **reference_modern.MODERN_BERT, **keys}
+  )
   batch = batch_of(rng, is_packed)
-  examples = 2 if is_packed else 1
-  tensors = as_tensors(batch)
+  examples = 1 + is_packed
   rows = FinetuningBatch(
-    *tensors[:3], tf.zeros([B, examples, 2], tf.int32), tf.ones([B, examples])
+    *as_tensors(batch)[:3],
+    tf.zeros([B, examples, 2], tf.int32),
+    tf.ones([B, examples]),
   )
   config = types.SimpleNamespace(
     bert=bert, policy=mixed_precision.FP32, recompute=(), triton=False
@@ -206,65 +224,149 @@ def test_heads_read_what_the_config_pools(keys, is_packed):
   np.testing.assert_allclose(ends[0], expected, atol=3e-5)
 
 
-def assert_alike(got, want, names):
-  """Losses and gradients, but for rounding."""
-  for a, b, name in zip(got, want, ["loss", *names], strict=True):
-    scale = np.abs(b).max() + 0.01
-    np.testing.assert_allclose(a / scale, b / scale, atol=1e-4, err_msg=name)
+# -----------------------------------------------------------------------------
+# What changes nothing
+# -----------------------------------------------------------------------------
 
 
 @functools.cache
-def plain(name):
-  """Loss and gradients with dropout, op by op, all results kept."""
-  return loss_and_gradients(config_of(name, dropout=0.3))
+def plain(name, mode="off"):
+  """`loss_and_gradients` with dropout, all results kept."""
+  return loss_and_gradients(config_of(name, dropout=0.3), mode=mode)
+
+
+def operations_more(name, rtol, atol, against="off", **changes):
+  """Operations by type, beside those of `plain` in the mode `against`.
+
+  Loss and gradients are checked to be the same, but for `rtol`, and `atol` of
+  the largest number.
+  """
+  want, before = plain(name, against)
+  got, graph = loss_and_gradients(config_of(name, dropout=0.3), **changes)
+  assert list(got) == list(want)
+  for part, b in want.items():
+    # Softmax does not feel the key's bias: its gradient is rounding alone.
+    noise = 1e-6 if part.endswith("key/bias") else atol / 100
+    bound = atol * np.abs(b).max() + noise
+    np.testing.assert_allclose(got[part], b, rtol, bound, err_msg=part)
+  more = collections.Counter(op.type for op in graph.get_operations())
+  more.subtract(op.type for op in before.get_operations())
+  return more
 
 
 @pytest.mark.parametrize(
   "name, mode, gpus",
   [
+    ("BERT", "layers", ["GPU"]),
+    ("BERT, pre, erf", "layers", []),
+    *slow(["BERT"], ["layers"], [[]]),
+    *slow(["BERT, pre, erf"], ["layers"], [["GPU"]]),
     ("ModernBERT", "layers", []),
     ("ModernBERT", "whole_layers", []),
-    *(
-      pytest.param(*case, marks=pytest.mark.slow)
-      for case in itertools.product(
-        ARCHITECTURES, ["layers", "whole_layers", "step"], [[], ["GPU"]]
-      )
-    ),
+    *slow(ARCHITECTURES, ["layers", "whole_layers", "step"], [[], ["GPU"]]),
   ],
 )
-def test_programs_give_what_operations_give(monkeypatch, name, gpus, mode):
-  want, names, _ = plain(name)
+def test_programs_give_what_operations_give(monkeypatch, name, mode, gpus):
+  """For a GPU queries, keys and values are one matmul."""
+  plain(name)
   monkeypatch.setattr(tf.config, "list_physical_devices", lambda _: gpus)
-  got, again, _ = loss_and_gradients(config_of(name, dropout=0.3), mode=mode)
-  assert again == names
-  assert_alike(got, want, names)
+  more = operations_more(name, 0.0, 1e-4, mode=mode)
+  # One instead of three, one instead of two, and their two gradients each. Both
+  # of the losses' are in programs.
+  if name.startswith("BERT"):
+    assert more["MatMul"] == -2 - len(gpus) * 3 * (2 + 1)
+
+
+PARTS = [[part] for part in encoder.RECOMPUTE]
 
 
 @pytest.mark.parametrize(
-  "name, recompute",
+  "name, recompute, mode",
   [
-    ("ModernBERT", encoder.RECOMPUTE),
-    ("ModernBERT", ["attention"]),
-    *(
-      pytest.param(*case, marks=pytest.mark.slow)
-      for case in itertools.product(
-        ARCHITECTURES, [[part] for part in encoder.RECOMPUTE]
-      )
-    ),
+    *itertools.product(["BERT"], [*PARTS, encoder.RECOMPUTE], ["off"]),
+    ("BERT, pre", ["layer_norm"], "off"),
+    ("BERT, pre", ["layer"], "off"),
+    ("BERT, pre", encoder.RECOMPUTE, "off"),
+    ("BERT, erf", ["gelu"], "off"),
+    ("ModernBERT", ["attention"], "off"),
+    ("ModernBERT", encoder.RECOMPUTE, "off"),
+    *slow(BERTS, [*PARTS, encoder.RECOMPUTE], ["layers"]),
+    *slow(["BERT, pre"], [["gelu"], ["attention"]], ["off"]),
+    *slow(["BERT, erf"], [["gelu"]], ["layers"]),
+    *slow(ARCHITECTURES, PARTS, ["off"]),
   ],
   ids=str,
 )
-def test_recomputing_changes_nothing(name, recompute):
-  want, names, _ = plain(name)
-  got, again, _ = loss_and_gradients(config_of(name, dropout=0.3), recompute)
-  assert again == names
-  assert_alike(got, want, names)
+def test_recomputing_changes_nothing(name, recompute, mode):
+  more = operations_more(name, 1e-4, 1e-5, mode, recompute=recompute, mode=mode)
+  if not name.startswith("BERT"):
+    return
+  if recompute == ["attention"]:
+    assert more["BatchMatMulV2"] == 2 * TINY["num_hidden_layers"]
+  if recompute == ["gelu"] and mode == "off":
+    arithmetic = "Erf" if "erf" in name else "Sigmoid"
+    assert more[arithmetic] == TINY["num_hidden_layers"]
+  if recompute == ["layer"]:
+    # Six dense layers each, in every layer.
+    assert more["MatMul"] == 6 * TINY["num_hidden_layers"]
 
 
-@pytest.mark.parametrize("name", EACH)
-def test_the_gradient_equals_differences(name):
+@pytest.mark.parametrize(
+  "name, recompute, mode",
+  [
+    ("BERT", (), "off"),
+    ("BERT", (), "layers"),
+    ("BERT, pre", (), "off"),
+    ("BERT", ("layer",), "off"),
+    *slow(["BERT, pre"], [()], ["layers"]),
+    *slow(["BERT"], [("layer",)], ["layers"]),
+  ],
+)
+def test_blocks_of_attention_change_nothing(name, recompute, mode, monkeypatch):
+  plain(name)
+  attention_in_blocks.use(monkeypatch)
+  more = operations_more(
+    name, 1e-4, 1e-5, recompute=recompute, mode=mode, triton=True
+  )
+  # One matmul instead of three in the first layer, and its two gradients. Of
+  # the losses' gradients two are in programs.
+  if not recompute:
+    assert more["MatMul"] == -3 * 2 - 2 * (mode == "layers")
+
+
+def test_pre_layer_norm_is_another_model_of_the_same_variables():
+  (post, _), (pre, _) = map(plain, BERTS)
+  assert list(pre) == list(post) and abs(pre["loss"] - post["loss"]) > 1e-3
+
+
+def test_pre_layer_norm_passes_the_residual_unchanged():
+  """With sub-layers that give 0, the output is the input's, normalized."""
+  x = tf.constant(np.random.default_rng(3).normal(size=[2, 3, 8]), tf.float32)
+  everywhere = encoder.Span(encoder.mask_bias(None, mixed_precision.FP32))
+  layer = encoder.LayerConfig(config_of("BERT, pre"))
+  output = encoder.encoder_layers(x, None, (everywhere, None), layer)[-1]
+  with tf.Session() as session:
+    for variable in tf.trainable_variables():
+      scale = 5.0 if "gamma" in variable.op.name else 0.0
+      variable.load(np.full(variable.shape.as_list(), scale), session)
+    got, given = session.run([output, x])
+  centred = given - given.mean(-1, keepdims=True)
+  want = 5.0 * centred / centred.std(-1, keepdims=True)
+  # A post layer norm would have normalized what it had scaled before.
+  np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  "name, resource",
+  [
+    ("BERT", False), ("BERT", True), ("ModernBERT", False),
+    *slow(ARCHITECTURES[1:], [False]),
+  ],
+)  # fmt: skip
+def test_the_gradient_equals_differences(name, resource):
   """Central differences along each gradient, dropout's mask held fixed."""
   rng = np.random.default_rng(5)
+  tf.get_variable_scope().set_use_resource(resource)
   sums = modeling.pretraining_model(
     as_tensors(ragged_batch(rng)), config_of(name, dropout=0.2), True,
     dropout_seed=tf.constant([1, 2]),
@@ -272,110 +374,95 @@ def test_the_gradient_equals_differences(name):
   loss = sums.masked_lm_loss + sums.next_sentence_loss
   variables = tf.trainable_variables()
   gradients = tf.gradients(loss, variables)
+  assert all(isinstance(gradient, tf.Tensor) for gradient in gradients)
+  tolerance = 0.02 if name == "BERT" else 0.03
   with tf.Session() as session:
     values = randomise(session, rng)
     for variable, gradient in zip(
       variables, session.run(gradients), strict=True
     ):
-      value, norm = values[variable.op.name], np.linalg.norm(gradient)
-      assert norm > 1e-3, variable.op.name
+      # Along the gradient, where the difference is largest against rounding.
+      part, norm = variable.op.name, np.linalg.norm(gradient)
+      if norm < 1e-3:  # softmax does not feel the key's bias
+        assert name == "BERT" and part.endswith("key/bias"), part
+        continue
       step = 3e-3 * gradient / norm
       ends = []
       for sign in (1.0, -1.0):
-        variable.load((value + sign * step).astype(np.float32), session)
+        variable.load((values[part] + sign * step).astype("float32"), session)
         ends.append(session.run(loss))
-      variable.load(value.astype(np.float32), session)
+      variable.load(values[part].astype("float32"), session)
       slope = (ends[0] - ends[1]) / 6e-3
-      assert slope == pytest.approx(norm, rel=0.03, abs=0.03), variable.op.name
-
-
-@pytest.mark.parametrize("name", EACH)
-def test_packed_equals_unpacked(name):
-  """Sums of the heads, and the gradient of the masked LM's loss."""
-  rng = np.random.default_rng(5)
-  examples = ragged_batch(rng, (S, 4, 3, 5, 2), (4, 1, 2, 2, 1), np.ones(5))
-  results = []
-  for batch in (examples, packed(examples, [[1, 2, 4], [0], [3]], 3)):
-    with tf.variable_scope("", reuse=bool(results)):
-      sums = modeling.pretraining_model(
-        as_tensors(batch), config_of(name), False
-      )
-    variables = tf.trainable_variables()
-    loss = sums.masked_lm_loss + sums.next_sentence_loss
-    results.append([loss, *tf.gradients(loss, variables)])
-  with tf.Session() as session:
-    randomise(session, rng)
-    unpacked_got, packed_got = session.run(results)
-  assert_alike(packed_got, unpacked_got, [v.op.name for v in variables])
+      assert slope == pytest.approx(norm, rel=tolerance, abs=tolerance), part
 
 
 @pytest.mark.parametrize("is_packed", [False, True])
-@pytest.mark.parametrize("name", [*EACH, '{"classifier_pooling": "mean"}'])
+@pytest.mark.parametrize("name", [*BERTS, *EACH, MEAN])
 def test_the_last_layer_at_some_places_is_the_whole_one_there(name, is_packed):
+  """Also for the pooler, which reads each example's first token."""
   batch = batch_of(np.random.default_rng(4), is_packed)
-  tensors, places = as_tensors(batch), tf.constant([[0, 2], [4, 4], [3, 1]])
+  places = tf.constant([[0, 2], [4, 4], [3, 1]])
   build = functools.partial(
-    modeling.BertModel, config_of(name), False, *tensors[:3], scope="bert",
-    examples_per_sequence=2 if is_packed else 1,
-  )  # fmt: skip
-  with tf.variable_scope("", reuse=tf.AUTO_REUSE):
-    whole, some = build(), build(places=places)
+    model_of, config_of(name), as_tensors(batch), 1 + is_packed
+  )
+  whole, some = build(), build(places=places)
+  without = build(places=places, with_pooler=False)
+  assert without.get_pooled_output() is None
   want = tf.gather(whole.get_sequence_output(), places, batch_dims=1)
+  pairs = [
+    (some.get_sequence_output(), want),
+    (without.get_sequence_output(), want),
+    (some.get_pooled_output(), whole.get_pooled_output()),
+  ]
   with tf.Session() as session:
     randomise(session, np.random.default_rng(1))
-    got, want, firsts, pooled = session.run(
-      [some.get_sequence_output(), want, some.get_pooled_output(),
-       whole.get_pooled_output()]
-    )  # fmt: skip
-  np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
-  np.testing.assert_allclose(firsts, pooled, rtol=1e-4, atol=1e-5)
+    for got, expected in session.run(pairs):
+      assert got.shape == expected.shape
+      np.testing.assert_allclose(got, expected, rtol=1e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("precision, error", [("bf16", 0.05), ("fp16", 0.006)])
 @pytest.mark.parametrize("name", EACH)
-def test_16_bits_are_near(name, precision, error):
-  batch = as_tensors(ragged_batch(np.random.default_rng(3)))
-  outputs = []
-  for policy in map(mixed_precision.make_policy, ("fp32", precision)):
-    with tf.variable_scope("", reuse=bool(outputs)):
-      model = modeling.BertModel(
-        config_of(name), False, *batch[:3], scope="bert", policy=policy
-      )
-    outputs.append(tf.cast(model.get_sequence_output(), tf.float32))
+def test_16_bits_are_near(name):
+  batch = ragged_batch(np.random.default_rng(3))
+  outputs = [
+    tf.cast(
+      model_of(
+        config_of(name),
+        as_tensors(batch),
+        policy=mixed_precision.make_policy(precision),
+      ).get_sequence_output(),
+      tf.float32,
+    )
+    for precision in ("fp32", "bf16", "fp16")
+  ]
   with tf.Session() as session:
     randomise(session, np.random.default_rng(3))
-    wide, narrow = session.run(outputs)
-  real = ragged_batch(np.random.default_rng(3)).input_mask > 0
-  difference = np.sqrt(np.mean(np.square(narrow - wide)[real]))
-  assert 0.0 < difference < error * np.sqrt(np.mean(np.square(wide[real])))
+    outputs = np.array(session.run(outputs))[:, batch.input_mask > 0]
+  size = lambda numbers: np.sqrt(np.mean(np.square(numbers)))
+  for narrow, error in zip(outputs[1:], (0.05, 0.006), strict=True):
+    assert 0.0 < size(narrow - outputs[0]) < error * size(outputs[0])
 
 
 @pytest.mark.parametrize("is_packed", [False, True])
-@pytest.mark.parametrize(
-  "length", [8, 15, *(pytest.param(n, marks=pytest.mark.slow) for n in (9, 16))]
-)
+@pytest.mark.parametrize("length", [8, 15, *slow([9, 16])])
 def test_blocks_of_near_tokens_are_the_masked_form(
   monkeypatch, length, is_packed
 ):
   """Lengths that fill the last block and that do not; examples of all sizes."""
   rng = np.random.default_rng(length)
-  config = config_of("ModernBERT", dropout=0.0)
-  ids = tf.constant(rng.integers(0, V, [2, length]))
-  sizes = ((1, 3, length - 5), (length - 2, 2)) if is_packed else (
-    (length - 2,), (length,)
-  )  # fmt: skip
+  config = config_of("ModernBERT")
+  sizes = ((length - 2,), (length,))
+  if is_packed:
+    sizes = ((1, 3, length - 5), (length - 2, 2))
   mask = np.zeros([2, length], np.int32)
   for row, examples in enumerate(sizes):
     numbers = np.repeat(np.arange(len(examples)) + 1, examples)
     mask[row, : len(numbers)] = numbers
+  tensors = tf.constant(rng.integers(0, V, [2, length])), tf.constant(mask)
   results = []
   for least in (attention._LEAST_BLOCKS, 10**6):
     monkeypatch.setattr(attention, "_LEAST_BLOCKS", least)
-    with tf.variable_scope("", reuse=bool(results)):
-      model = modeling.BertModel(
-        config, False, ids, tf.constant(mask), scope="bert",
-        examples_per_sequence=3 if is_packed else 1,
-      )  # fmt: skip
+    model = model_of(config, tensors, 3 if is_packed else 1)
     real = tf.boolean_mask(model.get_sequence_output(), mask > 0)
     weighted = tf.reduce_sum(real * np.arange(1.0, 9.0, dtype=np.float32))
     variables = tf.trainable_variables("bert/e")

@@ -5,6 +5,8 @@ import types
 
 import numpy as np
 import pytest
+import tiny_models
+from tiny_models import B, S, as_tensors, ragged_batch, tiny_config
 
 import mixed_precision
 import modeling
@@ -19,115 +21,72 @@ from model import kernels
 from training import training_run
 from xla_patches import jit
 
-B, S, P, V = 4, 16, 3, 50
+
+def slow(*case):
+  return pytest.param(*case, marks=pytest.mark.slow)
 
 
-def model_config(**changes):
-  made = modeling.BertConfig(
-    vocab_size=V,
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    intermediate_size=64,
-    max_position_embeddings=S,
-    type_vocab_size=2,
-    initializer_range=0.1,
-    hidden_dropout_prob=0.0,
-    attention_probs_dropout_prob=0.0,
-  )
-  return modeling.BertConfig.from_dict({**made.to_dict(), **changes})
+@functools.cache
+def loss_and_gradients(precision, *changes):
+  """{variable: gradient} of a batch, with the loss, and the graph."""
+  policy = mixed_precision.make_policy(precision, changes)
+  values, graph = tiny_models.loss_and_gradients(tiny_config(), policy=policy)
+  assert all(value.dtype == np.float32 for value in values.values())
+  return values, graph
 
 
-def batch():
-  rng = np.random.default_rng(0)
-  lengths = rng.integers(S // 2, S, B)
-  return modeling.PretrainingBatch(
-    input_ids=tf.constant(rng.integers(0, V, [B, S]), tf.int32),
-    input_mask=tf.constant(np.arange(S) < lengths[:, None], tf.int32),
-    segment_ids=tf.constant(np.arange(S) > S // 3, tf.int32)
-    * tf.ones([B, 1], tf.int32),
-    masked_lm_positions=tf.constant(rng.integers(0, S // 2, [B, P]), tf.int32),
-    masked_lm_ids=tf.constant(rng.integers(0, V, [B, P]), tf.int32),
-    masked_lm_weights=tf.ones([B, P]),
-    next_sentence_labels=tf.constant(rng.integers(0, 2, [B, 1]), tf.int32),
-    example_weights=tf.ones([B]),
-  )
-
-
-def loss_and_gradients(policy):
-  """The mean loss and {variable: gradient} of one batch, and the graph."""
-  with tf.Graph().as_default() as graph, tf.Session() as session:
-    tf.set_random_seed(1)
-    sums = modeling.pretraining_model(
-      batch(), model_config(), True, None, policy
-    )
-    loss = sums.masked_lm_loss / (B * P) + sums.next_sentence_loss / B
-    variables = tf.trainable_variables()
-    assert all(v.dtype.base_dtype == tf.float32 for v in variables)
-    gradients = tf.gradients(loss, variables)
-    assert all(g.dtype == tf.float32 for g in gradients)
-    session.run(tf.global_variables_initializer())
-    loss, gradients = session.run([loss, gradients])
-  names = [v.op.name for v in variables]
-  return loss, dict(zip(names, gradients, strict=True)), graph
-
-
-@pytest.fixture(scope="module")
-def in_float32():
-  return loss_and_gradients(mixed_precision.FP32)
-
-
-def assert_near(got, want, loss_rtol, cosine):
-  """Losses are close and every variable's gradient points the same way."""
-  np.testing.assert_allclose(got[0], want[0], rtol=loss_rtol)
-  for name, gradient in want[1].items():
-    if np.abs(gradient).max() < 1e-6:
-      continue  # zero but for rounding, as the key's bias
-    a, b = got[1][name].ravel(), gradient.ravel()
+def assert_near(got, loss_rtol, cosine):
+  """The loss is float32's, and all variables' gradients point the same way."""
+  want, _ = loss_and_gradients("fp32")
+  np.testing.assert_allclose(got["loss"], want["loss"], rtol=loss_rtol)
+  for name, gradient in want.items():
+    if name.endswith("key/bias"):
+      continue  # zero but for rounding
+    a, b = got[name].ravel(), gradient.ravel()
     similarity = a @ b / np.linalg.norm(a) / np.linalg.norm(b)
     assert similarity > cosine, f"{name}: {similarity}"
     ratio = np.linalg.norm(a) / np.linalg.norm(b)
     assert abs(ratio - 1.0) < 0.1, f"{name}: {ratio}"
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_the_default_policy_is_near_float32(in_float32, precision):
-  policy = mixed_precision.make_policy(precision)
-  tolerance = {"bf16": (1e-2, 0.99), "fp16": (2e-3, 0.9995)}[precision]
-  got = loss_and_gradients(policy)
-  assert got[0] != in_float32[0]
-  assert_near(got, in_float32, *tolerance)
+@pytest.mark.parametrize(
+  "precision, rtol, cosine", [("bf16", 1e-2, 0.99), ("fp16", 2e-3, 0.9995)]
+)
+def test_the_default_policy_is_near_float32(precision, rtol, cosine):
+  got, _ = loss_and_gradients(precision)
+  assert got["loss"] != loss_and_gradients("fp32")[0]["loss"]
+  assert_near(got, rtol, cosine)
 
 
 @pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize(
-  "name",
-  [
-    "bf16",
-    pytest.param("fp32", marks=pytest.mark.slow),
-    pytest.param("fp16", marks=pytest.mark.slow),
-  ],
-)
-def test_any_part_can_be_moved(in_float32, part, name):
+@pytest.mark.parametrize("name", ["bf16", *map(slow, ("fp32", "fp16"))])
+def test_any_part_can_be_moved(part, name):
   precision = "bf16" if name == "fp32" else "fp32"
-  policy = mixed_precision.make_policy(precision, [f"{part}={name}"])
-  assert_near(loss_and_gradients(policy), in_float32, 2e-2, 0.98)
+  got, _ = loss_and_gradients(precision, f"{part}={name}")
+  assert_near(got, 2e-2, 0.98)
 
 
 def pretraining(precision, **changes):
-  policy = mixed_precision.make_policy(precision)
-  bert = model_config(**changes)
-  sums = modeling.pretraining_model(batch(), bert, True, None, policy)
+  policy, bert = mixed_precision.make_policy(precision), tiny_config(**changes)
+  batch = as_tensors(ragged_batch(np.random.default_rng(0)))
+  sums = modeling.pretraining_model(batch, bert, True, None, policy)
   return sums.masked_lm_loss + sums.next_sentence_loss
 
 
 def squad(precision):
   policy = mixed_precision.make_policy(precision, [f"losses={precision}"])
-  return heads.span_logits(tf.ones([B, S, 32]), model_config(), policy)
+  return heads.span_logits(tf.ones([B, S, 8]), tiny_config(), policy)
 
 
-@pytest.mark.parametrize("mode", ["off", "layers"])
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize(
+  "precision, mode",
+  [
+    ("bf16", "layers"),
+    ("fp16", "off"),
+    slow("bf16", "off"),
+    slow("fp16", "layers"),
+  ],
+)
 @pytest.mark.parametrize(
   "build",
   [
@@ -144,9 +103,9 @@ def test_no_gradient_is_a_sum_in_16_bits(build, precision, mode):
     tf.enable_resource_variables()
     result = build(precision)
     assert None not in tf.gradients(result, tf.trainable_variables())
-    made = graph.as_graph_def()
-  nodes = [*made.node]
-  for function in made.library.function:
+    definition = graph.as_graph_def()
+  nodes = [*definition.node]
+  for function in definition.library.function:
     nodes += function.node_def
   types = {
     tf.as_dtype(node.attr["T"].type)
@@ -171,22 +130,32 @@ def test_the_gradient_of_a_bias_has_float32s_sum():
 
 def test_casts_are_where_the_policy_says():
   """Types of the ops by their place in the graph, forward pass."""
-  _, _, graph = loss_and_gradients(mixed_precision.make_policy("bf16"))
-  forward = [o for o in graph.get_operations() if "gradients" not in o.name]
-  types = lambda scope, kinds: {
-    o.outputs[0].dtype
-    for o in forward
-    if scope in o.name and o.type in kinds and "Initializer" not in o.name
-  }
+
+  def types(graph, scope, *kinds):
+    return {
+      o.outputs[0].dtype
+      for o in graph.get_operations()
+      if scope in o.name and o.type in kinds
+      if not ("gradients" in o.name or "Initializer" in o.name)
+    }
+
+  _, graph = loss_and_gradients("bf16")
   matmuls = ("MatMul", "BatchMatMulV2")
   for scope in ("/attention/", "/intermediate/", "/pooler/", "/predictions/"):
-    assert types(scope, matmuls) == {tf.bfloat16}, scope
-  assert types("/encoder/", ("Softmax",)) == {tf.float32}
-  assert types("", ("Rsqrt",)) == {tf.float32}
-  assert types("/encoder/", ("Sigmoid",)) == {tf.float32}
-  assert types("/pooler/", ("Tanh",)) == {tf.float32}
-  assert types("", ("Exp", "Log")) == {tf.float32}
-  assert types("/embeddings/", matmuls) == {tf.float32}
+    assert types(graph, scope, *matmuls) == {tf.bfloat16}, scope
+  for scope, *kinds in (
+    ("/encoder/", "Softmax"),
+    ("", "Rsqrt"),
+    ("/encoder/", "Sigmoid"),
+    ("/pooler/", "Tanh"),
+    ("", "Exp", "Log"),
+    ("/embeddings/", *matmuls),
+  ):
+    assert types(graph, scope, *kinds) == {tf.float32}, (scope, kinds)
+  # An activation is one in the head of masked LM, too.
+  _, graph = loss_and_gradients("fp32", "gelu=bf16")
+  for scope in ("/encoder/", "/predictions/"):
+    assert types(graph, scope, "Sigmoid") == {tf.bfloat16}, scope
 
 
 @pytest.mark.parametrize(

@@ -1,32 +1,30 @@
 """The model against references, and what its parts promise."""
 
-import collections
-import functools
 import json
 import math
 from pathlib import Path
 
-import attention_in_blocks
 import numpy as np
 import pytest
+import reference_modern
 import reference_numpy
+from tiny_models import (
+  KEYS,
+  TINY,
+  B,
+  P,
+  S,
+  V,
+  as_tensors,
+  ragged_batch,
+  randomise,
+  tiny_config,
+)
 
-import mixed_precision
 import modeling
 from common.tensorflow_v1 import tf
 from model import bert_config, encoder, kernels, layers, weights
 from xla_patches import jit
-
-B, S, P, V = 3, 9, 4, 31  # see modeling's shape legend
-TINY = {
-  "vocab_size": V,
-  "hidden_size": 8,
-  "num_hidden_layers": 2,
-  "num_attention_heads": 2,
-  "intermediate_size": 12,
-  "max_position_embeddings": 16,
-  "type_vocab_size": 2,
-}
 
 
 @pytest.fixture(autouse=True)
@@ -38,52 +36,16 @@ def graph():
 @pytest.fixture(params=[False, True], ids=["ref", "resource"])
 def variable_kind(request, graph):
   """Runs a test with reference and with resource variables."""
-  scope = tf.get_variable_scope()
-  scope.set_use_resource(request.param)
-  return request.param
+  tf.get_variable_scope().set_use_resource(request.param)
 
 
-def tiny_config(dropout=0.0):
-  return modeling.BertConfig.from_dict(
-    TINY
-    | {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
-  )
+def slow(*case):
+  return pytest.param(*case, marks=pytest.mark.slow)
 
 
-def ragged_batch(rng, lengths=(S, 5, 7), used=(4, 2, 3), weights=(1, 1, 0)):
-  """NumPy arrays: unequal lengths, unused masked positions, a padding row."""
-  rows, places = len(lengths), np.arange(S)
-  lengths, used = np.array([lengths]).T, np.array([used]).T
-  return modeling.PretrainingBatch(
-    input_ids=rng.integers(0, V, [rows, S]),
-    input_mask=(places < lengths).astype(np.int32),
-    segment_ids=(places >= lengths // 2).astype(np.int32),
-    masked_lm_positions=rng.integers(0, S, [rows, P]) % lengths,
-    masked_lm_ids=rng.integers(0, V, [rows, P]),
-    masked_lm_weights=(np.arange(P) < used).astype(np.float32),
-    next_sentence_labels=np.arange(rows)[:, np.newaxis] % 2,
-    example_weights=np.array(weights, np.float32),
-  )
-
-
-def as_tensors(batch):
-  def constant(values):
-    dtype = tf.int32 if values.dtype.kind == "i" else tf.float32
-    return tf.constant(values, dtype)
-
-  return modeling.PretrainingBatch(*map(constant, batch))
-
-
-def randomise(session, rng):
-  """Gives all variables random values, far from 0 and 1; {name: value}."""
-  weights = {}
-  for variable in tf.trainable_variables():
-    value = rng.normal(0.0, 0.4, variable.shape.as_list())
-    value += 1.0 if variable.op.name.endswith("gamma") else 0.0
-    value = value.astype(np.float32)
-    variable.load(value, session)
-    weights[variable.op.name] = value.astype(np.float64)
-  return weights
+def reusing():
+  """The variables that there are, and new ones."""
+  return tf.variable_scope("", reuse=tf.AUTO_REUSE)
 
 
 # -----------------------------------------------------------------------------
@@ -97,91 +59,11 @@ def reference_outputs(weights, batch, row):
   return reference_numpy.encoder(weights, *inputs, 2, 2)
 
 
-def model_of(batch, config, is_training=False):
-  """The encoder of a batch of tensors."""
-  return modeling.BertModel(config, is_training, *batch[:3])
-
-
-def test_two_layer_encoder_equals_numpy_reference(variable_kind):
+def test_two_layer_encoder_and_google_berts_heads_equal_numpy(variable_kind):
   rng = np.random.default_rng(1)
-  batch = ragged_batch(rng)
-  model = model_of(as_tensors(batch), tiny_config(dropout=0.5))
-  layers_out = [model.get_embedding_output(), *model.get_all_encoder_layers()]
-  with tf.Session() as session:
-    weights = randomise(session, rng)
-    outputs, pooled, sequence = session.run(
-      [layers_out, model.get_pooled_output(), model.get_sequence_output()]
-    )
-  np.testing.assert_array_equal(outputs[-1], sequence)
-  for i in range(B):
-    expected = reference_outputs(weights, batch, i)
-    actual = np.stack([output[i] for output in outputs])
-    np.testing.assert_allclose(actual, expected, atol=1e-5, rtol=0)
-    np.testing.assert_allclose(
-      pooled[i], reference_numpy.pooler(weights, expected[-1]), atol=1e-5
-    )
-
-
-def test_pretraining_sums_equal_numpy_reference(variable_kind):
-  rng = np.random.default_rng(2)
-  batch = ragged_batch(rng)
-  modeling.pretraining_model(as_tensors(batch), tiny_config(), True)
-  with tf.Session() as session:
-    weights = randomise(session, rng)
-    # A right prediction, which random labels hardly give.
-    output = reference_outputs(weights, batch, 0)[-1]
-    log_probs = reference_numpy.masked_lm_log_probs(
-      weights, output, batch.masked_lm_positions[0]
-    )
-    batch.masked_lm_ids[0] = log_probs.argmax(axis=1)
-    with tf.variable_scope(tf.get_variable_scope(), reuse=True):
-      sums = modeling.pretraining_model(as_tensors(batch), tiny_config(), True)
-    actual = session.run(sums)
-  expected = reference_numpy.pretraining_sums(weights, batch, 2, 2)
-  assert expected["masked_lm_correct"] >= P
-  assert expected["masked_lm_weight"] == 6 and expected["tokens"] == S + 5
-  for name, value in expected.items():
-    assert getattr(actual, name) == pytest.approx(value, rel=1e-5), name
-  # Masked LM alone is the same, without what the other head needs.
-  with tf.variable_scope(tf.get_variable_scope(), reuse=True):
-    sums = modeling.pretraining_model(
-      as_tensors(batch), tiny_config(), True, next_sentence=False
-    )
-    weight = sums.masked_lm_weight
-    loss = modeling.pretraining_loss(sums, tf.stack([weight, 0.0]))
-  with tf.Session() as session:
-    for variable in tf.trainable_variables():
-      variable.load(weights[variable.op.name], session)
-    alone, loss = session.run([sums.by_name(), loss])
-  assert alone.keys() == expected.keys() - {
-    "next_sentence_loss", "next_sentence_correct"
-  }  # fmt: skip
-  for name, value in alone.items():
-    assert value == pytest.approx(expected[name], rel=1e-5), name
-  assert loss == pytest.approx(alone["masked_lm_loss"] / 6, rel=1e-6)
-
-
-def test_a_model_of_one_segment_type_takes_any_segment_ids():
-  batch = ragged_batch(np.random.default_rng(4))
-  assert batch.segment_ids.any()
-  config = tiny_config()
-  config.type_vocab_size = 1
-  sums = []
-  for segments in (batch.segment_ids, np.zeros_like(batch.segment_ids)):
-    with tf.variable_scope(tf.get_variable_scope(), reuse=bool(sums)):
-      tensors = as_tensors(batch._replace(segment_ids=segments))
-      sums.append(modeling.pretraining_model(tensors, config, False))
-  with tf.Session() as session:
-    session.run(tf.global_variables_initializer())
-    assert session.run(sums[0]) == session.run(sums[1])
-
-
-def test_heads_of_google_bert_equal_numpy_reference():
-  rng = np.random.default_rng(3)
-  batch = ragged_batch(rng)
-  config = tiny_config()
+  batch, config = ragged_batch(rng), tiny_config(dropout=0.5)
   tensors = as_tensors(batch)
-  model = model_of(tensors, config, True)
+  model = modeling.BertModel(config, False, *tensors[:3])
   masked_lm = modeling.get_masked_lm_output(
     config,
     model.get_sequence_output(),
@@ -193,37 +75,89 @@ def test_heads_of_google_bert_equal_numpy_reference():
   next_sentence = modeling.get_next_sentence_output(
     config, model.get_pooled_output(), tensors.next_sentence_labels
   )
+  layers_out = [model.get_embedding_output(), *model.get_all_encoder_layers()]
   with tf.Session() as session:
     weights = randomise(session, rng)
-    masked_lm, next_sentence = session.run([masked_lm, next_sentence])
-  log_probs, pair_log_probs = [], []
+    outputs, pooled, sequence, masked_lm, next_sentence = session.run(
+      [layers_out, model.get_pooled_output(), model.get_sequence_output(),
+       masked_lm, next_sentence]
+    )  # fmt: skip
+  np.testing.assert_array_equal(outputs[-1], sequence)
+  words, pairs = [], []
   for i in range(B):
-    output = reference_outputs(weights, batch, i)[-1]
-    positions = batch.masked_lm_positions[i]
-    log_probs.append(
-      reference_numpy.masked_lm_log_probs(weights, output, positions)
+    expected = reference_outputs(weights, batch, i)
+    actual = np.stack([output[i] for output in outputs])
+    np.testing.assert_allclose(actual, expected, atol=1e-5, rtol=0)
+    first = reference_numpy.pooler(weights, expected[-1])
+    np.testing.assert_allclose(pooled[i], first, atol=1e-5)
+    words.append(
+      reference_numpy.masked_lm_log_probs(
+        weights, expected[-1], batch.masked_lm_positions[i]
+      )
     )
-    pooled = reference_numpy.pooler(weights, output)
-    pair_log_probs.append(
-      reference_numpy.next_sentence_log_probs(weights, pooled)
-    )
-  log_probs = np.concatenate(log_probs)
-  losses = -log_probs[np.arange(B * P), batch.masked_lm_ids.reshape(-1)]
-  label_weights = batch.masked_lm_weights.reshape(-1)
-  loss = (losses * label_weights).sum() / (label_weights.sum() + 1e-5)
-  pairs = np.stack(pair_log_probs)
+    pairs.append(reference_numpy.next_sentence_log_probs(weights, first))
+  words, pairs = np.concatenate(words), np.stack(pairs)
+  losses = -words[np.arange(B * P), batch.masked_lm_ids.reshape(-1)]
+  used = batch.masked_lm_weights.reshape(-1)
+  loss = (losses * used).sum() / (used.sum() + 1e-5)
   pair_losses = -pairs[np.arange(B), batch.next_sentence_labels[:, 0]]
   for actual, expected in (
-    (masked_lm, (loss, losses, log_probs)),
+    (masked_lm, (loss, losses, words)),
     (next_sentence, (pair_losses.mean(), pair_losses, pairs)),
   ):
     for a, e in zip(actual, expected, strict=True):
       np.testing.assert_allclose(a, e, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("rows", [5, 8])
-@pytest.mark.parametrize("mode", ["off", "layers", "step"])
-def test_cross_entropy_equals_tensorflows(mode, rows):
+def test_pretraining_sums_equal_numpy_reference(variable_kind):
+  rng = np.random.default_rng(2)
+  batch = ragged_batch(rng)
+  tensors = as_tensors(batch)
+  ids = tf.placeholder(tf.int32, [B, P])
+  tensors = tensors._replace(masked_lm_ids=ids)
+  with reusing():
+    sums = modeling.pretraining_model(tensors, tiny_config(), True)
+    # Masked LM alone is the same, without what the other head needs.
+    alone = modeling.pretraining_model(
+      tensors, tiny_config(), True, next_sentence=False
+    )
+  loss = modeling.pretraining_loss(alone, [alone.masked_lm_weight, 0.0])
+  with tf.Session() as session:
+    weights = randomise(session, rng)
+    # A right prediction, which random labels hardly give.
+    output = reference_outputs(weights, batch, 0)[-1]
+    log_probs = reference_numpy.masked_lm_log_probs(
+      weights, output, batch.masked_lm_positions[0]
+    )
+    batch.masked_lm_ids[0] = log_probs.argmax(axis=1)
+    sums, alone, loss = session.run(
+      [sums.by_name(), alone.by_name(), loss], {ids: batch.masked_lm_ids}
+    )
+  expected = reference_numpy.pretraining_sums(weights, batch, 2, 2)
+  assert expected["masked_lm_correct"] >= P
+  assert expected["masked_lm_weight"] == 6 and expected["tokens"] == S + 5
+  assert sums == pytest.approx(expected, rel=1e-5)
+  for name in ("next_sentence_loss", "next_sentence_correct"):
+    del expected[name]
+  assert alone == pytest.approx(expected, rel=1e-5)
+  assert loss == pytest.approx(alone["masked_lm_loss"] / 6, rel=1e-6)
+
+
+def test_a_model_of_one_segment_type_takes_any_segment_ids():
+  batch = ragged_batch(np.random.default_rng(4))
+  assert batch.segment_ids.any()
+  config, sums = tiny_config(type_vocab_size=1), []
+  for segments in (batch.segment_ids, np.zeros_like(batch.segment_ids)):
+    tensors = as_tensors(batch._replace(segment_ids=segments))
+    with reusing():
+      sums.append(modeling.pretraining_model(tensors, config, False))
+  with tf.Session() as session:
+    session.run(tf.global_variables_initializer())
+    assert session.run(sums[0]) == session.run(sums[1])
+
+
+@pytest.mark.parametrize("mode", ["off", "layers"])
+def test_cross_entropy_equals_tensorflows(mode):
   """Also where the table has rows, and so logits, that are no class."""
   rng = np.random.default_rng(0)
   hidden = tf.constant(rng.normal(0, 1, [6, 3]).astype(np.float32))
@@ -231,51 +165,49 @@ def test_cross_entropy_equals_tensorflows(mode, rows):
   bias = tf.constant(rng.normal(0, 1, 5).astype(np.float32))
   labels = tf.constant([0, 4, 2, 2, 1, 3])
   weights = tf.constant([0.5, 1.0, 2.0, 0.0, 0.3, 1.0])
-  with jit.mode(mode):
-    matrix = kernels.aligned_rows(table, rows=rows, dtype=tf.float32)
-    logits = tf.matmul(hidden, matrix, transpose_b=True)
-    losses, correct = tf.unstack(
-      kernels.cross_entropy(logits, bias, labels, dtype=tf.float32)
-    )
-  assert logits.shape[-1] == rows
+
+  def with_gradients(losses, correct):
+    total = tf.reduce_sum(weights * losses)
+    return [losses, correct, *tf.gradients(total, [hidden, table, bias])]
+
+  results = []
+  for rows in (5, 8):
+    with jit.mode(mode):
+      matrix = kernels.aligned_rows(table, rows=rows, dtype=tf.float32)
+      logits = tf.matmul(hidden, matrix, transpose_b=True)
+      both = kernels.cross_entropy(logits, bias, labels, dtype=tf.float32)
+    assert logits.shape[-1] == rows
+    results.append(with_gradients(*tf.unstack(both)))
   logits = tf.matmul(hidden, table, transpose_b=True) + bias
-  want = tf.nn.sparse_softmax_cross_entropy_with_logits(
-    labels=labels, logits=logits
-  )
+  losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
   right = tf.equal(tf.argmax(logits, axis=1, output_type=tf.int32), labels)
-  gradients = []
-  for losses_of in (losses, want):
-    total = tf.reduce_sum(weights * losses_of)
-    gradients.append(tf.gradients(total, [hidden, table, bias]))
+  results.append(with_gradients(losses, tf.cast(right, tf.float32)))
   with tf.Session() as session:
-    got = session.run([losses, correct, *gradients[0]])
-    expected = session.run([want, tf.cast(right, tf.float32), *gradients[1]])
-  assert 0 < got[1].sum() < 6
-  for a, b in zip(got, expected, strict=True):
-    np.testing.assert_allclose(a, b, rtol=2e-6, atol=2e-6)
+    *results, want = session.run(results)
+  assert 0 < want[1].sum() < 6
+  for got in results:
+    for a, b in zip(got, want, strict=True):
+      np.testing.assert_allclose(a, b, rtol=2e-6, atol=2e-6)
 
 
-@pytest.mark.parametrize(
-  "used, total, made",
-  [
+def test_rows_to_predict_come_first_in_eighths():
+  cases = [
     (0, 1024, 128), (1, 1024, 128), (128, 1024, 128), (129, 1024, 256),
     (1000, 1024, 1024), (1024, 1024, 1024),
     (2, 3, 3), (0, 16, 16), (1, 33, 16), (17, 33, 32), (33, 33, 33),
     (130, 900, 256), (890, 900, 896), (897, 900, 900),
-  ],
-)  # fmt: skip
-def test_rows_to_predict_come_first_in_eighths(used, total, made):
-  places = np.sort(np.random.default_rng(used).permutation(total)[:used])
-  weights = np.zeros(total, np.float32)
-  weights[places] = 0.5
+  ]  # fmt: skip
   with tf.Session() as session:
-    rows = session.run(modeling._rows_to_predict(tf.constant(weights)))
-  assert len(rows) == made
-  np.testing.assert_array_equal(rows[:used], places)
-  assert len(np.unique(rows)) == len(rows)
+    for used, total, count in cases:
+      places = np.random.default_rng(used).permutation(total)[:used]
+      weights = np.zeros(total, np.float32)
+      weights[places] = 0.5
+      rows = session.run(modeling._rows_to_predict(tf.constant(weights)))
+      assert len(rows) == count == len(np.unique(rows)), (used, total)
+      np.testing.assert_array_equal(rows[:used], np.sort(places))
 
 
-@pytest.mark.parametrize("mode", ["off", "layers"])
+@pytest.mark.parametrize("mode", ["off", slow("layers")])
 def test_places_without_a_prediction_have_no_logits(mode, monkeypatch):
   """What is predicted has the sums and gradients that it has with all places.
 
@@ -285,21 +217,20 @@ def test_places_without_a_prediction_have_no_logits(mode, monkeypatch):
   monkeypatch.setattr(modeling, "_ROWS", 1)
   batch = ragged_batch(np.random.default_rng(5))
   used = int((batch.masked_lm_weights * batch.example_weights[:, None]).sum())
-  made, logits = [], []
+  results, logits = [], []
   build = modeling.masked_lm_logits
   keep = lambda *args: logits.append(build(*args)) or logits[-1]
   monkeypatch.setattr(modeling, "masked_lm_logits", keep)
   for name in (mode, "step"):
-    with jit.mode(name), tf.variable_scope("", reuse=tf.AUTO_REUSE):
+    with jit.mode(name), reusing():
       sums = modeling.pretraining_model(as_tensors(batch), tiny_config(), True)
       loss = modeling.pretraining_loss(sums, tf.constant([2.0, 3.0]))
-      gradients = tf.gradients(loss, tf.trainable_variables())
-    made.append([sums, gradients])
+    results.append([*sums, *tf.gradients(loss, tf.trainable_variables())])
   with tf.Session() as session:
     randomise(session, np.random.default_rng(6))
-    some, all_places, rows = session.run([*made, [x.matmul for x in logits]])
+    some, every, rows = session.run([*results, [x.matmul for x in logits]])
   assert [len(x) for x in rows] == [used, B * P] == [6, 12]
-  for a, b in zip(*map(tf.nest.flatten, (some, all_places)), strict=True):
+  for a, b in zip(some, every, strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
@@ -337,42 +268,50 @@ def packed(batch, packs, examples_per_record):
   return out
 
 
-@pytest.mark.parametrize("mode", ["off", "layers", "step"])
-def test_packed_equals_unpacked(mode):
+@pytest.mark.parametrize(
+  "name, mode",
+  [
+    *(("BERT", "off"), ("BERT", "step"), ("ModernBERT", "off")),
+    *(slow("BERT", "layers"), slow("NeoBERT", "off"), slow("EuroBERT", "off")),
+  ],
+)
+def test_packed_equals_unpacked(name, mode):
   """Every head's sums, and the gradient of each head's loss."""
   rng = np.random.default_rng(5)
   examples = ragged_batch(rng, (S, 4, 3, 5, 2), (4, 1, 2, 2, 1), np.ones(5))
-  batches = [examples, packed(examples, [[1, 2, 4], [0], [3]], 3)]
-  results = []
+  config, results = tiny_config(**KEYS[name]), []
   with jit.mode(mode):
-    for batch in batches:
-      scope = tf.variable_scope("", reuse=bool(results), use_resource=True)
-      with scope:
-        sums = modeling.pretraining_model(
-          as_tensors(batch), tiny_config(), False
-        )
+    for batch in (examples, packed(examples, [[1, 2, 4], [0], [3]], 3)):
+      with tf.variable_scope("", reuse=bool(results), use_resource=True):
+        sums = modeling.pretraining_model(as_tensors(batch), config, False)
       gradients = []
       for loss in (sums.masked_lm_loss, sums.next_sentence_loss):
         gradients += tf.gradients(
-          loss,
-          tf.trainable_variables(),
-          unconnected_gradients=tf.UnconnectedGradients.ZERO,
+          loss, tf.trainable_variables(), unconnected_gradients="zero"
         )
       results.append([sums.by_name(), gradients])
     with tf.Session() as session:
       randomise(session, rng)
-      unpacked_got, packed_got = session.run(results)
-  assert unpacked_got[0]["examples"] == packed_got[0]["examples"] == 5.0
-  for name, value in unpacked_got[0].items():
-    np.testing.assert_allclose(packed_got[0][name], value, 1e-5, err_msg=name)
-  for a, b in zip(packed_got[1], unpacked_got[1], strict=True):
+      (sums, gradients), (packed_sums, packed_gradients) = session.run(results)
+  assert sums["examples"] == 5.0
+  assert packed_sums == pytest.approx(sums, rel=1e-5)
+  for a, b in zip(packed_gradients, gradients, strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
-  assert sum(np.abs(g).max() > 0.1 for g in unpacked_got[1]) > 40
+  assert sum(np.abs(g).max() > 0.1 for g in gradients) > 40
 
 
 # -----------------------------------------------------------------------------
 # Hand-written gradients against composed operations
 # -----------------------------------------------------------------------------
+
+# Of 5 places, 3 pairs.
+ANGLES = np.arange(15.0).reshape(5, 3)
+SEED = [3, 4]
+# Settings that kernels share.
+DTYPE = dict(dtype=tf.float32)
+NORM = dict(epsilon=1e-12, centred=True, dtype=tf.float32, store=tf.float32)
+RMS_NORM = NORM | {"centred": False}
+TYPES = dict(types=(tf.float32, tf.float32))
 
 
 def composed_gelu(x):
@@ -401,40 +340,30 @@ def composed_turn(x):
   return tf.concat([tf.math.real(turned), tf.math.imag(turned)], axis=-1)
 
 
-# Of 5 places, 3 pairs.
-ANGLES = np.arange(15.0).reshape(5, 3)
-
-# Settings that kernels share.
-DTYPE = dict(dtype=tf.float32)
-NORM = dict(epsilon=1e-12, centred=True, dtype=tf.float32, store=tf.float32)
-RMS_NORM = NORM | {"centred": False}
-TYPES = dict(types=(tf.float32, tf.float32))
-
-
-SEED = [3, 4]
-
-
-def drop(x, keep_prob):
+def drop(x, keep_prob=0.6):
   mask = kernels.keep_mask(x.shape.as_list(), keep_prob, tf.constant(SEED))
   return tf.where(mask, x / keep_prob, tf.zeros_like(x))
 
 
-def composed_add_and_norm(x, residual, gamma, beta):
-  return composed_layer_norm(drop(x, 0.6) + residual, gamma, beta)
+def composed_sum(norm):
+  """The sum of `added_twice`'s results."""
+  return lambda x, r, g, b, bias: 3.0 * norm(drop(x + bias) + r, g, b)
 
 
-def added_twice(kernel, *tensors, **static):
-  """Both results of `kernel` for tensors of which the last is x's bias."""
-  *tensors, bias = tensors
-  return weighted(
-    kernel(*tensors, SEED, bias, keep_prob=0.6, twice=True, **static)
-  )
+def added_twice(kernel, **static):
+  """Both results of `kernel` for two readers, who have other gradients.
 
+  Of its tensors the last is x's bias.
+  """
 
-def weighted(results):
-  """Of two readers, who have other gradients."""
-  first, second = results
-  return first + 2.0 * second
+  def of(*tensors):
+    *tensors, bias = tensors
+    first, second = kernel(
+      *tensors, SEED, bias, keep_prob=0.6, twice=True, **static
+    )
+    return first + 2.0 * second
+
+  return of
 
 
 def side_by_side(a, b, c):
@@ -446,55 +375,94 @@ def side_by_side(a, b, c):
   return tf.concat([ab, tf.cast(2.0 * wide, tf.float32)], axis=1)
 
 
-def ours_attention_probs(scores, keep_prob):
-  return kernels.attention_probs(
-    scores,
-    tf.constant([[0.0, -10000.0, 0.3, -0.2]]),
-    SEED,
-    scale=0.5,
-    keep_prob=keep_prob,
-    dtype=tf.float32,
+MASK_BIAS = [[0.0, -10000.0, 0.3, -0.2]]
+
+
+def attention_probs(keep_prob):
+  static = dict(scale=0.5, keep_prob=keep_prob, dtype=tf.float32)
+  return lambda x: kernels.attention_probs(
+    x, tf.constant(MASK_BIAS), SEED, **static
   )
 
 
 def composed_attention_probs(scores):
-  scores = scores * 0.5 + tf.constant([[0.0, -10000.0, 0.3, -0.2]])
-  return tf.nn.softmax(scores)
+  return tf.nn.softmax(scores * 0.5 + tf.constant(MASK_BIAS))
 
 
+def heads(x, b=None):
+  return tf.stack(kernels.split_heads(x, b, parts=3, shape=(2, 5, 2)))
+
+
+def composed_heads(x):
+  return tf.transpose(tf.reshape(x, [2, 5, 3, 2, 4]), [2, 0, 3, 1, 4])
+
+
+CUBE, WIDE, ROW = [2, 3, 7], [5, 7], [7]
 # Name -> ours, of operations, the shapes of their inputs.
 KERNELS = {
-  "gelu": (kernels.gelu, composed_gelu, [[2, 3, 7]]),
-  "gelu_erf": (kernels.gelu_erf, composed_gelu_erf, [[2, 3, 7]]),
+  "gelu": (kernels.gelu, composed_gelu, [CUBE]),
+  "gelu_erf": (kernels.gelu_erf, composed_gelu_erf, [CUBE]),
+  "silu": (kernels.silu, lambda x: x * tf.sigmoid(x), [CUBE]),
   "gelu of a sum": (
     lambda x, b: kernels.gelu(x, b, **DTYPE),
     lambda x, b: composed_gelu(x + b),
-    [[5, 7], [7]],
+    [WIDE, ROW],
   ),
   "gelu_erf of a sum": (
     lambda x, b: kernels.gelu_erf(x, b, **DTYPE),
     lambda x, b: composed_gelu_erf(x + b),
-    [[5, 7], [7]],
+    [WIDE, ROW],
   ),
-  "silu": (kernels.silu, lambda x: x * tf.sigmoid(x), [[2, 3, 7]]),
   "silu of a sum": (
     lambda x, b: kernels.silu(x, b, **DTYPE),
     lambda x, b: (x + b) * tf.sigmoid(x + b),
-    [[5, 7], [7]],
+    [WIDE, ROW],
+  ),
+  "layer norm": (
+    lambda *t: kernels.layer_norm(*t, **NORM),
+    composed_layer_norm,
+    [CUBE, ROW, ROW],
   ),
   "rms norm": (
     lambda *t: kernels.layer_norm(*t, **RMS_NORM),
     composed_rms_norm,
-    [[2, 3, 7], [7], [7]],
+    [CUBE, ROW, ROW],
+  ),
+  "add and norm": (
+    lambda *t: kernels.add_and_norm(*t, SEED, keep_prob=0.6, **NORM),
+    lambda x, r, g, b: composed_layer_norm(drop(x) + r, g, b),
+    [WIDE, WIDE, ROW, ROW],
+  ),
+  "add and norm, two readers": (
+    added_twice(kernels.add_and_norm, **NORM),
+    composed_sum(composed_layer_norm),
+    [WIDE, WIDE, ROW, ROW, ROW],
+  ),
+  "invertible, two readers": (
+    added_twice(kernels.invertible_add_and_norm, **NORM, **TYPES),
+    composed_sum(composed_layer_norm),
+    [WIDE, WIDE, ROW, ROW, ROW],
   ),
   "invertible rms norm": (
-    lambda *t: added_twice(
-      kernels.invertible_add_and_norm, *t, **RMS_NORM, **TYPES
-    ),
-    lambda x, r, g, b, bias: (
-      3.0 * composed_rms_norm(drop(x + bias, 0.6) + r, g, b)
-    ),
-    [[5, 7], [5, 7], [7], [7], [7]],
+    added_twice(kernels.invertible_add_and_norm, **RMS_NORM, **TYPES),
+    composed_sum(composed_rms_norm),
+    [WIDE, WIDE, ROW, ROW, ROW],
+  ),
+  "dropout and add, two readers": (
+    added_twice(kernels.dropout_and_add, **DTYPE, **TYPES),
+    lambda x, r, bias: 3.0 * (drop(x + bias) + r),
+    [WIDE, WIDE, ROW],
+  ),
+  "dropout": (
+    lambda x: kernels.dropout(x, SEED, keep_prob=0.6), drop, [CUBE]
+  ),
+  "attention": (
+    attention_probs(1.0), composed_attention_probs, [[2, 3, 5, 4]]
+  ),
+  "attention, dropout": (
+    attention_probs(0.6),
+    lambda x: drop(composed_attention_probs(x)),
+    [[2, 3, 5, 4]],
   ),
   "turn": (
     lambda x: kernels.turn(
@@ -503,60 +471,8 @@ KERNELS = {
     composed_turn,
     [[2, 3, 5, 6]],
   ),
-  "heads without bias": (
-    lambda x: tf.stack(kernels.split_heads(x, None, parts=3, shape=(2, 5, 2))),
-    lambda x: tf.transpose(tf.reshape(x, [2, 5, 3, 2, 4]), [2, 0, 3, 1, 4]),
-    [[10, 24]],
-  ),
-  "layer norm": (
-    lambda *t: kernels.layer_norm(*t, **NORM),
-    composed_layer_norm,
-    [[2, 3, 7], [7], [7]],
-  ),
-  "add and norm": (
-    lambda *t: kernels.add_and_norm(*t, SEED, keep_prob=0.6, **NORM),
-    composed_add_and_norm,
-    [[5, 7], [5, 7], [7], [7]],
-  ),
-  "add and norm, two readers": (
-    lambda *t: added_twice(kernels.add_and_norm, *t, **NORM),
-    lambda x, r, g, b, bias: 3.0 * composed_add_and_norm(x + bias, r, g, b),
-    [[5, 7], [5, 7], [7], [7], [7]],
-  ),
-  "invertible, two readers": (
-    lambda *t: added_twice(
-      kernels.invertible_add_and_norm, *t, **NORM, **TYPES
-    ),
-    lambda x, r, g, b, bias: 3.0 * composed_add_and_norm(x + bias, r, g, b),
-    [[5, 7], [5, 7], [7], [7], [7]],
-  ),
-  "dropout and add, two readers": (
-    lambda *t: added_twice(kernels.dropout_and_add, *t, **DTYPE, **TYPES),
-    lambda x, r, bias: 3.0 * (drop(x + bias, 0.6) + r),
-    [[5, 7], [5, 7], [7]],
-  ),
-  "dropout": (
-    lambda x: kernels.dropout(x, SEED, keep_prob=0.6),
-    lambda x: drop(x, 0.6),
-    [[2, 3, 7]],
-  ),
-  "attention, dropout": (
-    lambda x: ours_attention_probs(x, 0.6),
-    lambda x: drop(composed_attention_probs(x), 0.6),
-    [[2, 3, 5, 4]],
-  ),
-  "attention": (
-    lambda x: ours_attention_probs(x, 1.0),
-    lambda x: composed_attention_probs(x),
-    [[2, 3, 5, 4]],
-  ),
-  "heads": (
-    lambda x, b: tf.stack(kernels.split_heads(x, b, parts=3, shape=(2, 5, 2))),
-    lambda x, b: tf.transpose(
-      tf.reshape(x + b, [2, 5, 3, 2, 4]), [2, 0, 3, 1, 4]
-    ),
-    [[10, 24], [24]],
-  ),
+  "heads": (heads, lambda x, b: composed_heads(x + b), [[10, 24], [24]]),
+  "heads without bias": (heads, composed_heads, [[10, 24]]),
   "side by side": (
     side_by_side,
     lambda a, b, c: tf.concat([a, b, 2.0 * c], axis=1),
@@ -567,327 +483,81 @@ KERNELS = {
     lambda table: tf.gather(table, [3, 0, 3, 1]),
     [[5, 7]],
   ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", KERNELS)
-@pytest.mark.parametrize("mode", ["off", "layers"])
-def test_kernels_equal_composed_operations(variable_kind, mode, name):
+def test_kernels_equal_composed_operations(name):
+  """Op by op and compiled, of reference and of resource variables."""
   ours, composed, shapes = KERNELS[name]
   rng = np.random.default_rng(4)
-  inputs = []
-  for i, shape in enumerate(shapes):
-    value = rng.normal(0.3, 1.5, shape).astype(np.float32)
-    inputs.append(tf.get_variable(f"x{i}", initializer=value))
-  results = []
-  for function in (ours, composed):
-    with jit.mode(mode if function is ours else "off"):
-      y = function(*inputs)
-      dy = np.sin(np.arange(y.shape.num_elements())).reshape(y.shape)
-      gradients = tf.gradients(y, inputs, grad_ys=tf.constant(dy, tf.float32))
-    results.append([y, *map(tf.convert_to_tensor, gradients)])
-    if function is ours:
-      assert all(isinstance(gradient, tf.Tensor) for gradient in gradients)
+  values = [rng.normal(0.3, 1.5, s).astype(np.float32) for s in shapes]
+
+  def with_gradients(function, inputs):
+    y = function(*inputs)
+    dy = np.sin(np.arange(y.shape.num_elements())).reshape(y.shape)
+    return [y, *tf.gradients(y, inputs, tf.constant(dy, tf.float32))]
+
+  results = {}
+  for mode in ("off", "layers"):
+    with jit.mode(mode):
+      for resource in (False, True):
+        kind = f"{mode}, {'resource' if resource else 'ref'}"
+        with tf.variable_scope(kind[:2] + kind[-3:], use_resource=resource):
+          inputs = [
+            tf.get_variable(f"x{i}", initializer=value)
+            for i, value in enumerate(values)
+          ]
+        results[kind] = with_gradients(ours, inputs)
+        assert all(isinstance(tensor, tf.Tensor) for tensor in results[kind])
+  want = with_gradients(composed, [tf.constant(value) for value in values])
+  want = [tf.convert_to_tensor(tensor) for tensor in want]
   with tf.Session() as session:
     session.run(tf.global_variables_initializer())
-    actual, expected = session.run(results)
-  for a, e in zip(actual, expected, strict=True):
-    assert np.abs(e).max() > 0.1
-    np.testing.assert_allclose(a, e, rtol=2e-5, atol=2e-5)
+    results, want = session.run([results, want])
+  assert all(np.abs(e).max() > 0.1 for e in want)
+  for kind, tensors in results.items():
+    for a, e in zip(tensors, want, strict=True):
+      np.testing.assert_allclose(a, e, rtol=2e-5, atol=2e-5, err_msg=kind)
 
 
-@pytest.mark.parametrize("mode", ["off", "layers", "step"])
-@pytest.mark.parametrize(
-  "store, dtype",
-  [
-    (tf.float32, tf.float32),
-    (tf.bfloat16, tf.float32),
-    (tf.float16, tf.float32),
-    (tf.bfloat16, tf.bfloat16),
-  ],
-  ids=["fp32", "bf16", "fp16", "all bf16"],
-)
-def test_gelu_erf_equals_pythons_erf(mode, store, dtype):
+@pytest.mark.parametrize("mode", ["off", "layers"])
+def test_gelu_erf_equals_pythons_erf(mode):
   """Value and slope at numbers that every type knows, tails included."""
   x = np.concatenate([np.linspace(-6, 6, 49), [-100.0, 100.0]])
   cdf = np.array([0.5 * (1 + math.erf(v / math.sqrt(2))) for v in x])
   slope = cdf + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
-  given = tf.constant(x, store)
-  with jit.mode(mode):
-    y = kernels.gelu_erf(given, dtype=dtype)
-    (gradient,) = tf.gradients(y, given)
-  assert y.dtype == gradient.dtype == store
+  results, roundings = [], []
+  # float32: in the tail 1 + erf(x) is of few digits, times x. The last, all of
+  # bfloat16, rounds each step, not the result.
+  for store, dtype, rounding in (
+    (tf.float32, tf.float32, 2.0**-20),
+    (tf.bfloat16, tf.float32, 2.0**-7),
+    (tf.float16, tf.float32, 2.0**-10),
+    (tf.bfloat16, tf.bfloat16, 2.0**-5),
+  ):
+    given = tf.constant(x, store)
+    with jit.mode(mode):
+      y = kernels.gelu_erf(given, dtype=dtype)
+      (gradient,) = tf.gradients(y, given)
+    assert y.dtype == gradient.dtype == store
+    results.append([tf.cast(t, tf.float32) for t in (y, gradient)])
+    roundings.append(rounding)
   with tf.Session() as session:
-    got = session.run([tf.cast(t, tf.float32) for t in (y, gradient)])
-  # float32: in the tail 1 + erf(x) is of few digits, times x.
-  rounding = 2.0 ** {tf.float32: -20, tf.float16: -10, tf.bfloat16: -7}[store]
-  if dtype == tf.bfloat16:
-    rounding *= 4  # of each step, not of the result
-  for actual, expected in zip(got, (x * cdf, slope), strict=True):
-    np.testing.assert_allclose(actual, expected, rtol=rounding, atol=rounding)
+    results = session.run(results)
+  for got, rounding in zip(results, roundings, strict=True):
+    np.testing.assert_allclose(got, (x * cdf, slope), rounding, rounding)
 
 
-@pytest.mark.parametrize(
-  "function", [kernels.gelu, kernels.gelu_erf, kernels.silu]
-)
-def test_gelus_slope_in_float16_is_finite(function):
+def test_an_activations_slope_in_float16_is_finite():
   """Its square would not be, from 256 on."""
   x = tf.constant([-60_000.0, -300.0, 0.0, 300.0, 60_000.0], tf.float16)
-  (gradient,) = tf.gradients(function(x, dtype=tf.float16), x)
-  with tf.Session() as session:
-    got = session.run(gradient)
-  assert got.tolist() == [0.0, 0.0, 0.5, 1.0, 1.0]
-
-
-def test_an_activation_is_computed_in_the_policys_type():
-  """Also in the head of masked LM."""
-  x = tf.constant([0.7], tf.bfloat16)
-  found = []
-  for dtype in (tf.bfloat16, tf.float32):
-    y = layers.activated(x, None, "gelu", dtype)
-    assert y.dtype == x.dtype
-    found.append({op.type: op.outputs[0].dtype for op in ancestors(y)})
-  assert found[0]["Sigmoid"] == tf.bfloat16
-  assert found[1]["Sigmoid"] == tf.float32
-
-
-def ancestors(tensor):
-  """The operations that `tensor` depends on."""
-  waiting, found = [tensor.op], set()
-  while waiting:
-    op = waiting.pop()
-    if op not in found:
-      found.add(op)
-      waiting += [given.op for given in op.inputs]
-  return found
-
-
-def test_gradient_of_the_whole_model_equals_differences(variable_kind):
-  """Central differences along random directions, dropout mask held fixed."""
-  rng = np.random.default_rng(5)
-  sums = modeling.pretraining_model(
-    as_tensors(ragged_batch(rng)),
-    tiny_config(dropout=0.2),
-    True,
-    dropout_seed=tf.constant([1, 2]),
-  )
-  loss = sums.masked_lm_loss + sums.next_sentence_loss
-  variables = tf.trainable_variables()
-  gradients = tf.gradients(loss, variables)
-  assert all(isinstance(gradient, tf.Tensor) for gradient in gradients)
-  with tf.Session() as session:
-    weights = randomise(session, rng)
-    gradients = session.run(gradients)
-    for variable, gradient in zip(variables, gradients, strict=True):
-      value = weights[variable.op.name]
-      # Along the gradient, where the difference is largest against rounding.
-      norm = np.linalg.norm(gradient)
-      if norm < 1e-3:  # softmax does not feel the key's bias
-        assert variable.op.name.endswith("key/bias")
-        continue
-      step = 3e-3 * gradient / norm
-      ends = []
-      for sign in (1.0, -1.0):
-        variable.load((value + sign * step).astype(np.float32), session)
-        ends.append(session.run(loss))
-      variable.load(value.astype(np.float32), session)
-      slope = (ends[0] - ends[1]) / 6e-3
-      assert slope == pytest.approx(norm, rel=0.02, abs=0.02), variable.op.name
-
-
-# -----------------------------------------------------------------------------
-# Pre-layer-norm, and what is computed again in the backward pass
-# -----------------------------------------------------------------------------
-
-
-def loss_and_gradients(config, recompute=(), mode="off", triton=False):
-  """Loss and gradients with dropout, of weights that are always the same."""
-  rng = np.random.default_rng(9)
-  with tf.Graph().as_default() as graph, jit.mode(mode):
-    tf.enable_resource_variables()
-    sums = modeling.pretraining_model(
-      as_tensors(ragged_batch(rng)),
-      config,
-      True,
-      dropout_seed=tf.constant([1, 2]),
-      recompute=recompute,
-      triton=triton,
-    )
-    loss = sums.masked_lm_loss + sums.next_sentence_loss
-    variables = tf.trainable_variables()
-    gradients = tf.gradients(loss, variables)
-    with tf.Session() as session:
-      randomise(session, rng)
-      values = session.run([loss, *gradients])
-  return values, [v.op.name for v in variables], graph
-
-
-@pytest.mark.parametrize(
-  "activation, pre_layer_norm", [("gelu", False), ("gelu_erf", True)]
-)
-@pytest.mark.parametrize("gpus", [[], ["GPU"]])
-def test_programs_give_what_operations_give(
-  monkeypatch, activation, pre_layer_norm, gpus
-):
-  """For a GPU queries, keys and values are one matmul."""
-  config = tiny_config(0.3)
-  config.hidden_act, config.pre_layer_norm = activation, pre_layer_norm
-  want, names, plain = loss_and_gradients(config)
-  monkeypatch.setattr(tf.config, "list_physical_devices", lambda _: gpus)
-  got, again, graph = loss_and_gradients(config, mode="layers")
-  assert again == names
-  for a, b, name in zip(got, want, ["loss", *names], strict=True):
-    scale = np.abs(b).max() + 0.01
-    np.testing.assert_allclose(a / scale, b / scale, atol=1e-4, err_msg=name)
-  count = lambda graph: sum(
-    op.type == "MatMul" for op in graph.get_operations()
-  )
-  # One instead of three, one instead of two, and their two gradients each. Both
-  # of the losses' are in programs.
-  assert count(plain) - count(graph) == 2 + len(gpus) * 3 * (2 + 1)
-
-
-@pytest.mark.parametrize(
-  "mode", ["off", pytest.param("layers", marks=pytest.mark.slow)]
-)
-@pytest.mark.parametrize(
-  "pre_layer_norm, activation, recompute",
-  [
-    *[(False, "gelu", [name]) for name in encoder.RECOMPUTE],
-    *[(True, "gelu", [name]) for name in encoder.RECOMPUTE],
-    (False, "gelu", encoder.RECOMPUTE),
-    (True, "gelu", encoder.RECOMPUTE),
-    (False, "gelu_erf", ["gelu"]),
-  ],
-)
-def test_recomputing_changes_nothing(
-  pre_layer_norm, activation, recompute, mode
-):
-  config = tiny_config(0.3)
-  config.pre_layer_norm, config.hidden_act = pre_layer_norm, activation
-  more = operations_more(config, recompute, mode)
-  if recompute == ["attention"]:
-    assert more["BatchMatMulV2"] == 2 * TINY["num_hidden_layers"]
-  if recompute == ["gelu"] and mode == "off":
-    arithmetic = {"gelu": "Sigmoid", "gelu_erf": "Erf"}[activation]
-    assert more[arithmetic] == TINY["num_hidden_layers"]
-  if recompute == ["layer"]:
-    # Six dense layers each, in every layer.
-    assert more["MatMul"] == 6 * TINY["num_hidden_layers"]
-
-
-@functools.cache
-def keeping_all(config, mode):
-  """`loss_and_gradients` without recomputing."""
-  bert = modeling.BertConfig.from_dict(json.loads(config))
-  return loss_and_gradients(bert, mode=mode)
-
-
-def operations_more(config, recompute, mode, triton=False):
-  """Operations by type, beside those of `keeping_all`.
-
-  Loss and gradients are checked to be the same.
-  """
-  want, names, plain = keeping_all(json.dumps(config.to_dict()), mode)
-  got, again, graph = loss_and_gradients(config, recompute, mode, triton)
-  assert again == names
-  for a, b, name in zip(got, want, ["loss", *names], strict=True):
-    # Softmax does not feel the key's bias: its gradient is rounding alone.
-    noise = 1e-6 if name.endswith("key/bias") else 1e-7
-    np.testing.assert_allclose(
-      a, b, rtol=1e-4, atol=1e-5 * np.abs(b).max() + noise, err_msg=name
-    )
-  more = collections.Counter(op.type for op in graph.get_operations())
-  more.subtract(op.type for op in plain.get_operations())
-  return more
-
-
-@pytest.mark.parametrize("mode", ["off", "layers"])
-@pytest.mark.parametrize(
-  "recompute, pre_layer_norm", [((), False), ((), True), (("layer",), False)]
-)
-def test_blocks_of_attention_change_nothing(
-  mode, recompute, pre_layer_norm, monkeypatch
-):
-  attention_in_blocks.use(monkeypatch)
-  config = tiny_config(0.3)
-  config.pre_layer_norm = pre_layer_norm
-  more = operations_more(config, recompute, mode, triton=True)
-  # One matmul instead of three in the first layer, and its two gradients.
-  if not recompute:
-    assert more["MatMul"] == -3 * 2
-
-
-def test_pre_layer_norm_is_another_model_of_the_same_variables():
-  config = tiny_config(0.0)
-  post, names, _ = loss_and_gradients(config)
-  config.pre_layer_norm = True
-  pre, same, _ = loss_and_gradients(config)
-  assert names == same and abs(pre[0] - post[0]) > 1e-3
-
-
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("pre_layer_norm", [False, True])
-def test_the_last_layer_at_some_places_is_the_whole_one_there(
-  pre_layer_norm, packed
-):
-  """Also for the pooler, which reads each example's first token."""
-  config = tiny_config()
-  config.pre_layer_norm = pre_layer_norm
-  batch = ragged_batch(np.random.default_rng(4))
-  mask = np.array([[1] * 3 + [2] * 5 + [0]] * B) if packed else batch[1]
-  places = tf.constant([[0, 2], [4, 4], [6, 1]])
-  build = functools.partial(
-    modeling.BertModel,
-    *(config, False, tf.constant(batch[0]), tf.constant(mask)),
-    tf.constant(batch[2]),
-    scope="bert",
-    examples_per_sequence=2 if packed else 1,
-  )
-  with tf.variable_scope("", reuse=tf.AUTO_REUSE):
-    whole, some = build(), build(places=places)
-    without = build(places=places, with_pooler=False)
-  assert without.get_pooled_output() is None
-  want = tf.gather(whole.get_sequence_output(), places, batch_dims=1)
-  pairs = [
-    (some.get_sequence_output(), want),
-    (without.get_sequence_output(), want),
-    (some.get_pooled_output(), whole.get_pooled_output()),
+  slopes = [
+    tf.gradients(function(x, dtype=tf.float16), x)[0]
+    for function in (kernels.gelu, kernels.gelu_erf, kernels.silu)
   ]
   with tf.Session() as session:
-    session.run(tf.global_variables_initializer())
-    for got, expected in session.run(pairs):
-      assert got.shape == expected.shape
-      np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_pre_layer_norm_passes_the_residual_unchanged(variable_kind):
-  """With sub-layers that give 0, the output is the input's, normalized."""
-  x = tf.constant(np.random.default_rng(3).normal(size=[2, 3, 8]), tf.float32)
-  bert = modeling.BertConfig(
-    vocab_size=1,
-    hidden_size=8,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    intermediate_size=16,
-    hidden_dropout_prob=0.0,
-    attention_probs_dropout_prob=0.0,
-    pre_layer_norm=True,
-  )
-  everywhere = encoder.Span(encoder.mask_bias(None, mixed_precision.FP32))
-  layer = encoder.LayerConfig(bert)
-  output = encoder.encoder_layers(x, None, (everywhere, None), layer)[-1]
-  with tf.Session() as session:
-    session.run(tf.global_variables_initializer())
-    for variable in tf.trainable_variables():
-      scale = 5.0 if "gamma" in variable.op.name else 0.0
-      value = np.full(variable.shape.as_list(), scale, np.float32)
-      variable.load(value, session)
-    got, given = session.run([output, x])
-  centred = given - given.mean(-1, keepdims=True)
-  want = 5.0 * centred / centred.std(-1, keepdims=True)
-  # A post layer norm would have normalized what it had scaled before.
-  np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    assert np.all(session.run(slopes) == np.array([0.0, 0.0, 0.5, 1.0, 1.0]))
 
 
 # -----------------------------------------------------------------------------
@@ -962,22 +632,18 @@ def test_a_dropout_mask_is_the_hash_of_the_elements_numbers():
       np.testing.assert_array_equal(mask.reshape(shape), want)
 
 
-@pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("shape", [[2**15, 2, 1, 2**17], [3, 2**15, 2**16 + 1]])
-def test_more_elements_than_32_bits_number_have_numbers_of_their_own(
-  shape, known
-):
-  sizes = shape
-  if not known:
-    sizes = tf.placeholder_with_default(np.array(shape, np.int32), [len(shape)])
-    sizes = tf.unstack(sizes)
+def test_more_elements_than_32_bits_number_have_numbers_of_their_own(shape):
+  """Also where the shape is not known before."""
   assert math.prod(shape) > 2**32
+  sizes = tf.placeholder_with_default(np.array(shape, np.int32), [len(shape)])
+  numbers = [kernels.row_numbers(s) for s in (shape, tf.unstack(sizes))]
   with tf.Session() as session:
-    low, high = session.run(kernels.row_numbers(sizes))
-  first = low.astype(np.int64) + (high.astype(np.int64) << 32)
-  last = low.astype(np.int64) + shape[-1] - 1
-  assert last.max() < 2**32  # the high word holds for the whole row
-  assert (np.diff(first, axis=0) >= shape[-1]).all()
+    for low, high in session.run(numbers):
+      first = low.astype(np.int64) + (high.astype(np.int64) << 32)
+      last = low.astype(np.int64) + shape[-1] - 1
+      assert last.max() < 2**32  # the high word holds for the whole row
+      assert (np.diff(first, axis=0) >= shape[-1]).all()
 
 
 def test_heads_of_a_slice_have_numbers_of_their_own_beyond_32_bits():
@@ -989,44 +655,45 @@ def test_heads_of_a_slice_have_numbers_of_their_own_beyond_32_bits():
   assert len(np.unique(masks, axis=0)) == 5
 
 
-def test_every_dropout_site_of_the_model_has_its_own_seed(graph):
-  seed = tf.constant([1, 2])
+def test_every_dropout_site_of_the_model_has_its_own_seed(graph, monkeypatch):
+  sites, original = [], layers.dropout_site_seed
+  keep = lambda seed, site: sites.append(site) or original(seed, site)
+  for module in (layers, encoder):
+    monkeypatch.setattr(module, "dropout_site_seed", keep)
   tensors = as_tensors(ragged_batch(np.random.default_rng(6)))
-  seeds = []
-  original = layers.dropout_site_seed
-  layers.dropout_site_seed = encoder.dropout_site_seed = lambda seed, site: (
-    seeds.append(site) or original(seed, site)
-  )
-  try:
-    modeling.pretraining_model(tensors, tiny_config(0.1), True, seed)
-  finally:
-    layers.dropout_site_seed = encoder.dropout_site_seed = original
-  assert seeds == list(range(1 + 3 * TINY["num_hidden_layers"]))
-  stateful = [op.type for op in graph.get_operations() if "Random" in op.type]
-  assert {kind for kind in stateful if not kind.startswith("Stateless")} <= {
-    "TruncatedNormal"
-  }
+  seed = tf.constant([1, 2])
+  modeling.pretraining_model(tensors, tiny_config(0.1), True, seed)
+  assert sites == list(range(1 + 3 * TINY["num_hidden_layers"]))
+  random = {op.type for op in graph.get_operations() if "Random" in op.type}
+  stateful = {kind for kind in random if not kind.startswith("Stateless")}
+  assert stateful <= {"TruncatedNormal"}
 
 
 def test_model_with_dropout_repeats_itself_and_evaluation_has_none():
-  rng = np.random.default_rng(7)
-  tensors = as_tensors(ragged_batch(rng))
+  tensors = as_tensors(ragged_batch(np.random.default_rng(7)))
   seed = tf.placeholder(tf.int32, [2])
-  train = modeling.pretraining_model(tensors, tiny_config(0.3), True, seed)
-  with tf.variable_scope(tf.get_variable_scope(), reuse=True):
-    plain = modeling.pretraining_model(tensors, tiny_config(0.0), True)
-    evaluate = modeling.pretraining_model(tensors, tiny_config(0.3), False)
-    stateful = modeling.pretraining_model(tensors, tiny_config(0.3), True)
+  with reusing():
+    train, plain, evaluate, stateful = (
+      modeling.pretraining_model(tensors, *arguments).masked_lm_loss
+      for arguments in (
+        (tiny_config(0.3), True, seed),
+        (tiny_config(0.0), True),
+        (tiny_config(0.3), False),
+        (tiny_config(0.3), True),
+      )
+    )
   losses = []
-  for values in ([1, 2], [1, 2], [1, 3]):
+  for seeds in ([[1, 2], [1, 3]], [[1, 2]]):
     with tf.Session() as session:
       randomise(session, np.random.default_rng(8))
-      losses.append(session.run(train.masked_lm_loss, {seed: values}))
-      others = session.run(
-        [s.masked_lm_loss for s in (plain, evaluate, stateful, stateful)]
-      )
-  assert losses[0] == losses[1] != losses[2]
-  assert others[0] == others[1] != others[2]
+      losses += [session.run(train, {seed: values}) for values in seeds]
+  with tf.Session() as session:
+    randomise(session, np.random.default_rng(8))
+    first, second = session.run([plain, evaluate])
+    drawn = session.run(stateful), session.run(stateful)
+  assert losses[0] == losses[2] != losses[1]
+  assert first == second
+  assert drawn[0] != drawn[1] != first
 
 
 # -----------------------------------------------------------------------------
@@ -1034,51 +701,45 @@ def test_model_with_dropout_repeats_itself_and_evaluation_has_none():
 # -----------------------------------------------------------------------------
 
 
-def published_variables(config):
-  """Names and shapes of google/bert's pre-training checkpoints."""
-  width, wide = config.hidden_size, config.intermediate_size
-
-  def dense(scope, rows, columns):
-    return {f"{scope}/kernel": [rows, columns], f"{scope}/bias": [columns]}
-
-  def norm(scope):
-    return {f"{scope}/LayerNorm/{k}": [width] for k in ("beta", "gamma")}
-
-  tables = {
-    "word": config.vocab_size,
-    "token_type": config.type_vocab_size,
-    "position": config.max_position_embeddings,
-  }
+def published_variables():
+  """Names and shapes of google/bert's pre-training checkpoints, of `TINY`."""
+  width, wide = TINY["hidden_size"], TINY["intermediate_size"]
   shapes = {
-    f"bert/embeddings/{name}_embeddings": [rows, width]
-    for name, rows in tables.items()
+    "bert/embeddings/word_embeddings": [V, width],
+    "bert/embeddings/token_type_embeddings": [2, width],
+    "bert/embeddings/position_embeddings": [16, width],
+    "cls/predictions/output_bias": [V],
+    "cls/seq_relationship/output_weights": [2, width],
+    "cls/seq_relationship/output_bias": [2],
   }
-  shapes |= norm("bert/embeddings")
-  for layer in range(config.num_hidden_layers):
+  norms = ["bert/embeddings", "cls/predictions/transform"]
+  dense = {
+    "bert/pooler": [width, width],
+    "cls/predictions/transform": [width, width],
+  }
+  for layer in range(TINY["num_hidden_layers"]):
     scope = f"bert/encoder/layer_{layer}"
+    norms += [f"{scope}/attention/output", f"{scope}/output"]
     for name in ("query", "key", "value"):
-      shapes |= dense(f"{scope}/attention/self/{name}", width, width)
-    shapes |= dense(f"{scope}/attention/output/dense", width, width)
-    shapes |= norm(f"{scope}/attention/output")
-    shapes |= dense(f"{scope}/intermediate/dense", width, wide)
-    shapes |= dense(f"{scope}/output/dense", wide, width)
-    shapes |= norm(f"{scope}/output")
-  shapes |= dense("bert/pooler/dense", width, width)
-  shapes |= dense("cls/predictions/transform/dense", width, width)
-  shapes |= norm("cls/predictions/transform")
-  shapes["cls/predictions/output_bias"] = [config.vocab_size]
-  shapes["cls/seq_relationship/output_weights"] = [2, width]
-  shapes["cls/seq_relationship/output_bias"] = [2]
+      dense[f"{scope}/attention/self/{name}"] = [width, width]
+    dense[f"{scope}/attention/output"] = [width, width]
+    dense[f"{scope}/intermediate"] = [width, wide]
+    dense[f"{scope}/output"] = [wide, width]
+  for scope in norms:
+    for name in ("beta", "gamma"):
+      shapes[f"{scope}/LayerNorm/{name}"] = [width]
+  for scope, (rows, columns) in dense.items():
+    name = scope if "/self/" in scope else f"{scope}/dense"
+    shapes |= {f"{name}/kernel": [rows, columns], f"{name}/bias": [columns]}
   return shapes
 
 
 def test_variables_are_those_of_published_checkpoints(tmp_path):
   tensors = as_tensors(ragged_batch(np.random.default_rng(9)))
-  config = tiny_config()
-  modeling.pretraining_model(tensors, config, True)
+  modeling.pretraining_model(tensors, tiny_config(), True)
   variables = tf.global_variables()
-  actual = {v.op.name: v.shape.as_list() for v in variables}
-  assert actual == published_variables(config)
+  shapes = {v.op.name: v.shape.as_list() for v in variables}
+  assert shapes == published_variables()
   assert variables == tf.trainable_variables()
 
   with tf.Session() as session:
@@ -1097,18 +758,17 @@ def test_padding_is_not_attended_to():
   ids, mask = tf.placeholder(tf.int32, [B, S]), tf.placeholder(tf.int32, [B, S])
   model = modeling.BertModel(tiny_config(), False, ids, mask)
   batch = ragged_batch(rng)
+  # The last token of row 1 is padding; that of row 0 is not.
+  changed = batch.input_ids.copy()
+  changed[:2, -1] = (changed[:2, -1] + 1) % V
   with tf.Session() as session:
     randomise(session, rng)
-
-    def run(values):
-      feeds = {ids: values, mask: batch.input_mask}
-      return session.run(model.get_sequence_output(), feeds)
-
-    before = run(batch.input_ids)
-    # The last token of row 1 is padding; that of row 0 is not.
-    changed = batch.input_ids.copy()
-    changed[:2, -1] = (changed[:2, -1] + 1) % V
-    after = run(changed)
+    before, after = (
+      session.run(
+        model.get_sequence_output(), {ids: values, mask: batch.input_mask}
+      )
+      for values in (batch.input_ids, changed)
+    )
   real = batch.input_mask[1] > 0
   np.testing.assert_array_equal(before[1, real], after[1, real])
   assert np.abs(before[0] - after[0]).max(axis=-1).min() > 1e-4
@@ -1127,25 +787,10 @@ def test_attention_takes_a_mask_for_each_query():
     weights = randomise(session, rng)
     output = session.run(output)
   weights = {f"scope/{name}": value for name, value in weights.items()}
-  expected = reference_numpy.attention(weights, "scope", x[0], mask, 2)
+  expected = reference_modern.attention(
+    weights, "scope", x[0], mask > 0, range(S), TINY, local=False
+  )
   np.testing.assert_allclose(output[0], expected, atol=1e-5)
-
-
-def test_every_operation_is_needed_by_the_sums(graph):
-  tensors = as_tensors(ragged_batch(np.random.default_rng(12)))
-  seed = tf.constant([1, 2])
-  sums = modeling.pretraining_model(tensors, tiny_config(0.1), True, seed)
-  wanted = [tensor.op for tensor in sums]
-  # Initial values are needed by the assignments, not by the sums.
-  wanted += [variable.initializer for variable in tf.global_variables()]
-  reached = set()
-  while wanted:
-    op = wanted.pop()
-    if op not in reached:
-      reached.add(op)
-      wanted += [tensor.op for tensor in op.inputs] + op.control_inputs
-  stray = [o.name for o in graph.get_operations() if o not in reached]
-  assert not stray, "\n".join(stray)
 
 
 def test_shapes_may_be_unknown_until_the_graph_runs():
@@ -1165,13 +810,11 @@ def test_shapes_may_be_unknown_until_the_graph_runs():
 
 def test_one_hot_embeddings_equal_gathered_ones():
   ids = tf.constant([[1, 2, 2], [0, 4, 1]])
-  outputs = []
-  for one_hot in (False, True):
-    with tf.variable_scope("table", reuse=one_hot):
-      output, _ = modeling.embedding_lookup(
-        ids, 5, 3, use_one_hot_embeddings=one_hot
-      )
-      outputs.append(output)
+  with reusing():
+    outputs = [
+      modeling.embedding_lookup(ids, 5, 3, use_one_hot_embeddings=one_hot)[0]
+      for one_hot in (False, True)
+    ]
   with tf.Session() as session:
     session.run(tf.global_variables_initializer())
     gathered, multiplied = session.run(outputs)
@@ -1219,8 +862,7 @@ def test_config_round_trip_keeps_keys_of_published_chinese_model():
     "pooler_type": "first_token_transform",
   }
   config = modeling.BertConfig.from_dict(TINY | extra)
-  text = config.to_json_string()
-  again = modeling.BertConfig.from_dict(json.loads(text))
+  again = modeling.BertConfig.from_dict(json.loads(config.to_json_string()))
   assert again.to_dict() == config.to_dict()
   assert again.to_dict().items() >= (TINY | extra).items()
 

@@ -3,6 +3,7 @@
 On a machine with a GPU some of these run the kernels there.
 """
 
+import functools
 import os
 import pathlib
 import subprocess
@@ -12,7 +13,7 @@ import attention_in_blocks
 import numpy as np
 import pytest
 import runs
-from test_modeling import tiny_config
+from tiny_models import tiny_config
 
 import mixed_precision
 from benchmarks import gpu_check
@@ -24,6 +25,7 @@ from model import kernels, triton_kernels
 from training import training_run
 from xla_patches import jit
 
+BERT_TINY = f"{runs.ROOT}/configs/bert_tiny.json"
 B, N, D = 2, 3, 16
 SEED = np.array([123456789, 3987654321], np.uint32)
 
@@ -238,15 +240,17 @@ def test_the_gpus_layer_norm_gives_the_same(tmp_path, keep_prob, twice):
 
 def test_groups_of_tokens():
   """The groups of plain rows are the mask's; packed ones number examples."""
+  mask = np.array([[1, 1, 0], [1, 0, 0]])
+  ones = np.ones_like(mask)
   with tf.Graph().as_default(), tf.Session() as session:
-    mask = tf.constant([[1, 1, 0], [1, 0, 0]])
-    rows, keys = session.run(triton_kernels.groups(mask, [2, 3], False))
-    assert rows.tolist() == [[1] * 3] * 2
-    assert keys.tolist() == [[1, 1, 0], [1, 0, 0]]
-    rows, keys = session.run(triton_kernels.groups(None, [2, 3], False))
-    assert rows.tolist() == keys.tolist() == [[1] * 3] * 2
-    rows, keys = session.run(triton_kernels.groups(mask * 2, [2, 3], True))
-    assert rows.tolist() == keys.tolist() == [[2, 2, 0], [2, 0, 0]]
+    for given, is_packed, rows, keys in (
+      (mask, False, ones, mask),
+      (None, False, ones, ones),
+      (2 * mask, True, 2 * mask, 2 * mask),
+    ):
+      tensor = None if given is None else tf.constant(given, tf.int32)
+      groups = triton_kernels.groups(tensor, [2, 3], is_packed)
+      np.testing.assert_array_equal(session.run(groups), (rows, keys))
 
 
 @pytest.mark.parametrize(
@@ -259,31 +263,30 @@ def test_groups_of_tokens():
   ],
 )
 def test_what_it_cannot_do_is_refused(tmp_path, flags, words):
-  path = f"{runs.ROOT}/configs/bert_tiny.json"
-  given = dict(triton=True, precision="bf16", xla="layers")
+  given = dict(triton=True, precision="bf16", xla="layers", dry_run=True)
   with pytest.raises(UserError, match=words):
-    runs.config((path, ""), tmp_path, dry_run=True, **{**given, **flags})
+    runs.config((BERT_TINY, ""), tmp_path, **{**given, **flags})
 
 
 @pytest.mark.usefixtures("in_blocks")
 @pytest.mark.parametrize("is_training", [False, True])
 def test_finetuning_attends_by_it_when_it_trains(is_training):
-  def products(triton):
+  bert, products = tiny_config(), []
+  for triton in (False, True):
     config = types.SimpleNamespace(
-      bert=tiny_config(), policy=mixed_precision.FP32, recompute=(),
-      triton=triton,
-    )  # fmt: skip
+      bert=bert, policy=mixed_precision.FP32, recompute=(), triton=triton
+    )
     with tf.Graph().as_default() as graph:
       rows = [tf.zeros([4, 16], tf.int32) for _ in range(3)]
       batch = packed_rows.FinetuningBatch(
         *rows, tf.zeros([4, 3, 1], tf.int32), tf.zeros([4, 3])
       )
       finetuning_heads.encode(batch, config, is_training)
-      return sum(op.type == "MatMul" for op in graph.get_operations())
-
+    operations = graph.get_operations()
+    products.append(sum(op.type == "MatMul" for op in operations))
   # One of queries, keys and values together.
-  layers = tiny_config().num_hidden_layers
-  assert products(False) - products(True) == 2 * layers * is_training
+  fewer = 2 * bert.num_hidden_layers * is_training
+  assert products[0] - products[1] == fewer
 
 
 @pytest.mark.parametrize(
@@ -314,21 +317,20 @@ def gpu_of(monkeypatch):
   return show
 
 
-@pytest.mark.parametrize("capability", ["7.0", "8.6", "9.0"])
+@pytest.mark.parametrize("capability", ["7.0", "8.6", "9.0", "10.0", "12.0"])
 def test_xla_compiles_for_volta_to_hopper(gpu_of, tmp_path, capability):
+  """Blackwell trains without XLA."""
   gpu_of(capability)
-  tiny = f"{runs.ROOT}/configs/bert_tiny.json"
-  runs.config((tiny, ""), tmp_path, dry_run=True, xla="layers")
-
-
-@pytest.mark.parametrize("capability", ["10.0", "12.0"])
-def test_blackwell_trains_without_xla(gpu_of, tmp_path, capability):
-  gpu_of(capability)
-  tiny = f"{runs.ROOT}/configs/bert_tiny.json"
+  config = functools.partial(
+    runs.config, (BERT_TINY, ""), tmp_path, dry_run=True
+  )
   for mode in ("auto", "layers", "step"):
-    with pytest.raises(UserError, match=r"X has 1\d\.0: give --xla=off$"):
-      runs.config((tiny, ""), tmp_path, dry_run=True, xla=mode)
-  runs.config((tiny, ""), tmp_path, dry_run=True, xla="off")
+    if float(capability) < 10:
+      config(xla=mode)
+    else:
+      with pytest.raises(UserError, match=r"X has 1\d\.0: give --xla=off$"):
+        config(xla=mode)
+  config(xla="off")
 
 
 @pytest.mark.parametrize("capability", ["7.5", "12.0"])
