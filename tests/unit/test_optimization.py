@@ -1,5 +1,8 @@
 """AdamW and the gradient order against independent references."""
 
+import collections
+import functools
+
 import numpy as np
 import pytest
 
@@ -46,10 +49,10 @@ def reference(weights, gradients, rates, decayed, rule, corrected):
 
 
 @pytest.mark.parametrize("resource", [False, True])
-@pytest.mark.parametrize("updates", [1, 2, 20])
 @pytest.mark.parametrize("corrected", [False, True])
 @pytest.mark.parametrize("rule", ["adamw", "lamb"])
-def test_equals_numpy_from_update_1(rule, corrected, updates, resource):
+def test_equals_numpy_from_update_1(rule, corrected, resource):
+  """After 1, 2 and 20 updates."""
   rng = np.random.default_rng(0)
   # Trust ratios below, inside and above the clamp, and of a zero norm.
   sizes = dict(zip(SHAPES, (1.0, 0.0, 0.003), strict=True))
@@ -57,45 +60,46 @@ def test_equals_numpy_from_update_1(rule, corrected, updates, resource):
   shapes = {**SHAPES, "wide/kernel": (30, 20)}
   weights = {k: rng.normal(size=s) * sizes[k] for k, s in shapes.items()}
   draw = lambda shape: rng.normal(size=shape) * 10.0 ** rng.integers(-4, 3)
-  gradients = []
-  for _ in range(updates):
-    gradients.append({k: draw(shape) for k, shape in shapes.items()})
-  rates = rng.uniform(0.001, 0.1, updates)
+  gradients = [{k: draw(s) for k, s in shapes.items()} for _ in range(20)]
+  rates = rng.uniform(0.001, 0.1, 20)
   decayed = {"dense/kernel", "wide/kernel"}
-  want, want_m, want_v = reference(
-    weights, gradients, rates, decayed, rule, corrected
-  )
+  config = OptimizerConfig(optimizer=rule, bias_correction=corrected)
+  values = {}
   with tf.Graph().as_default(), tf.Session() as session:
     rate = tf.placeholder(tf.float32, [])
     feeds = {k: tf.placeholder(tf.float32, s) for k, s in shapes.items()}
-    pairs = []
-    with tf.variable_scope(tf.get_variable_scope(), use_resource=resource):
-      for k, value in weights.items():
-        initial = tf.constant(value, tf.float32)
-        pairs.append((feeds[k], tf.get_variable(k, initializer=initial)))
-      config = OptimizerConfig(optimizer=rule, bias_correction=corrected)
-      train = config.make(rate).apply_gradients(pairs)
+    with tf.variable_scope("", use_resource=resource):
+      variables = [
+        tf.get_variable(k, initializer=tf.constant(value, tf.float32))
+        for k, value in weights.items()
+      ]
+      pairs = zip(feeds.values(), variables, strict=True)
+      train = config.make(rate).apply_gradients([*pairs])
     session.run(tf.global_variables_initializer())
-    for step, value in zip(gradients, rates, strict=True):
+    for number, (step, value) in enumerate(
+      zip(gradients, rates, strict=True), 1
+    ):
       feed = {feeds[k]: g for k, g in step.items()}
       session.run(train, {**feed, rate: value})
-    values = {v.op.name: session.run(v) for v in tf.global_variables()}
+      if number in (1, 2, 20):
+        tensors = {v.op.name: v for v in tf.global_variables()}
+        values[number] = session.run(tensors)
   close = np.testing.assert_allclose
-  for k in shapes:
-    close(values[k], want[k], rtol=5e-6, atol=2e-6, err_msg=k)
-    # Gradients are up to 300: what cancels leaves float32's rounding.
-    close(values[k + "/adam_m"], want_m[k], rtol=2e-6, atol=1e-5)
-    close(values[k + "/adam_v"], want_v[k], rtol=2e-6)
+  for number, got in values.items():
+    want, want_m, want_v = reference(
+      weights, gradients[:number], rates[:number], decayed, rule, corrected
+    )
+    for k in shapes:
+      close(got[k], want[k], rtol=5e-6, atol=2e-6, err_msg=k)
+      # Gradients are up to 300: what cancels leaves float32's rounding.
+      close(got[k + "/adam_m"], want_m[k], rtol=2e-6, atol=1e-5)
+      close(got[k + "/adam_v"], want_v[k], rtol=2e-6)
 
 
 @pytest.mark.parametrize(
   "kind, changes, words",
   [
-    (
-      OptimizerConfig,
-      {"optimizer": "sgd"},
-      "--optimizer=sgd: not one of adamw",
-    ),
+    (OptimizerConfig, {"optimizer": "sgd"}, "--optimizer=sgd: not one of ada"),
     (OptimizerConfig, {"beta_1": 1.0}, "--beta_1=1.0"),
     (OptimizerConfig, {"epsilon": -1.0}, "--epsilon=-1.0"),
     (OptimizerConfig, {"min_trust_ratio": 2.0}, "2.0 and --max_trust_ratio"),
@@ -122,13 +126,8 @@ def test_impossible_settings_are_named(kind, changes, words):
 
 def test_prenormalizing_makes_every_gradient_of_norm_1():
   for gradient in ([3.0, 4.0], [0.003, 0.004]):
-    with tf.Graph().as_default(), tf.Session() as session:
-      x, _, ops = linear_problem(1, prenormalize=True)
-      start(session)
-      run_update(session, x, ops, [gradient])
-      (m,) = [v for v in tf.global_variables() if v.op.name == "w/adam_m"]
-      m = session.run(m)
-    np.testing.assert_allclose(m, [0.06, 0.08], rtol=1e-5)
+    made = final([[gradient]], 1, prenormalize=True)
+    np.testing.assert_allclose(made.moment, [0.06, 0.08], rtol=1e-5)
 
 
 @pytest.mark.parametrize("mode", ["off", "layers"])
@@ -193,26 +192,31 @@ def test_a_moment_that_keeps_nothing_needs_no_correction():
     np.testing.assert_allclose(session.run(w), [0.5, 2.5], rtol=1e-5)
 
 
+Problem = collections.namedtuple("Problem", "session x w moment ops step")
+Final = collections.namedtuple("Final", "w moment step reports")
+
+
+@functools.cache
 def linear_problem(micro_batches, clip_norm=0.0, prenormalize=False):
-  """loss share = sum(w * x); so x is the gradient. Returns (x, w, ops)."""
-  tf.enable_resource_variables()
-  x = tf.placeholder(tf.float32, [2])
-  w = tf.get_variable("w", initializer=tf.constant([1.0, 2.0]))
-  b = tf.get_variable("bias", initializer=tf.constant([0.5]))
-  filled = tf.cast(tf.not_equal(x[1], EMPTY), tf.float32)
-  loss = (tf.reduce_sum(w * x) + tf.reduce_sum(b) * 0.0 * x[0]) * filled
-  optimizer = optimization.AdamWeightDecayOptimizer(
-    learning_rate=tf.constant(0.1)
-  )
-  ops = update_ops(
-    loss,
-    {"loss": loss, "count": filled},
-    optimizer,
-    micro_batches,
-    clip_norm=clip_norm,
-    prenormalize=prenormalize,
-  )
-  return x, w, ops
+  """loss share = sum(w * x); so x is the gradient."""
+  with tf.Graph().as_default() as graph:
+    tf.enable_resource_variables()
+    x = tf.placeholder(tf.float32, [2])
+    w = tf.get_variable("w", initializer=tf.constant([1.0, 2.0]))
+    b = tf.get_variable("bias", initializer=tf.constant([0.5]))
+    filled = tf.cast(tf.not_equal(x[1], EMPTY), tf.float32)
+    loss = (tf.reduce_sum(w * x) + tf.reduce_sum(b) * 0.0 * x[0]) * filled
+    ops = update_ops(
+      loss,
+      {"loss": loss, "count": filled},
+      optimization.AdamWeightDecayOptimizer(learning_rate=tf.constant(0.1)),
+      micro_batches,
+      clip_norm=clip_norm,
+      prenormalize=prenormalize,
+    )
+    (moment,) = (v for v in tf.global_variables() if v.op.name == "w/adam_m")
+    step = tf.train.get_global_step()
+    return Problem(tf.Session(graph=graph), x, w, moment, ops, step)
 
 
 def run_update(session, x, ops, micro):
@@ -223,62 +227,54 @@ def run_update(session, x, ops, micro):
 
 
 def start(session):
-  session.run(
-    [tf.global_variables_initializer(), tf.local_variables_initializer()]
-  )
+  with session.graph.as_default():
+    session.run(
+      [tf.global_variables_initializer(), tf.local_variables_initializer()]
+    )
 
 
-def final_weights(updates, micro_batches, clip_norm=0.0):
-  """Weights and reports after updates, each a list of micro-batches."""
-  with tf.Graph().as_default(), tf.Session() as session:
-    x, w, ops = linear_problem(micro_batches, clip_norm)
-    start(session)
-    reports = [run_update(session, x, ops, micro) for micro in updates]
-    step = session.run(tf.train.get_global_step())
-    return session.run(w), reports, int(step)
+def final(updates, micro_batches, *settings, **more) -> Final:
+  """What there is after updates, each a list of micro-batches."""
+  problem = linear_problem(micro_batches, *settings, **more)
+  session, x, *variables, ops, step = problem
+  start(session)
+  reports = [run_update(session, x, ops, micro) for micro in updates]
+  return Final(*session.run([*variables, step]), reports)
 
 
 def test_micro_batches_add_up_and_are_forgotten_after_the_update():
-  split, reports, step = final_weights([[[1, 2], [3, -5]], [[1, 1], [0, 2]]], 2)
-  whole, _, _ = final_weights([[[4, -3]], [[1, 3]]], 1)
-  np.testing.assert_array_equal(split, whole)
-  assert step == 2
-  assert reports[0]["sums"]["count"] == 2
+  split = final([[[1, 2], [3, -5]], [[1, 1], [0, 2]]], 2)
+  whole = final([[[4, -3]], [[1, 3]]], 1)
+  np.testing.assert_array_equal(split.w, whole.w)
+  assert split.step == 2
+  assert split.reports[0]["sums"]["count"] == 2
   # The sum of both shares, with the weights from before the update.
-  assert reports[0]["sums"]["loss"] == pytest.approx(1 * 4 + 2 * -3)
+  assert split.reports[0]["sums"]["loss"] == pytest.approx(1 * 4 + 2 * -3)
 
 
 def test_clipping_uses_the_norm_of_the_whole_gradient():
   """[3, 4] has norm 5: clipped to 1 it acts as [0.6, 0.8]."""
-  clipped, reports, _ = final_weights([[[1, 0], [2, 4]]], 2, clip_norm=1.0)
-  assert reports[0]["grad_norm"] == pytest.approx(5.0)
-  want, _, _ = final_weights([[[0.6, 0.8]]], 1)
-  np.testing.assert_allclose(clipped, want, rtol=1e-6)
+  clipped = final([[[1, 0], [2, 4]]], 2, clip_norm=1.0)
+  assert clipped.reports[0]["grad_norm"] == pytest.approx(5.0)
+  want = final([[[0.6, 0.8]]], 1)
+  np.testing.assert_allclose(clipped.w, want.w, rtol=1e-6)
   # A clip per micro-batch would act on [1, 0] + [2, 4] / sqrt(20): another
   # direction. A gradient within the norm is left as it is.
-  free, _, _ = final_weights([[[0.3, 0.4]]], 1, clip_norm=1.0)
-  want, _, _ = final_weights([[[0.3, 0.4]]], 1)
-  np.testing.assert_allclose(free, want, rtol=1e-6)
+  free, want = final([[[0.3, 0.4]]], 1, clip_norm=1.0), final([[[0.3, 0.4]]], 1)
+  np.testing.assert_allclose(free.w, want.w, rtol=1e-6)
 
 
 def test_a_micro_batch_without_examples_is_none():
   """Where a batch does not divide: it neither counts nor keeps an update."""
-
-  def train(updates):
-    with tf.Graph().as_default(), tf.Session() as session:
-      x, w, ops = linear_problem(3)
-      start(session)
-      reports = [run_update(session, x, ops, micro) for micro in updates]
-      return session.run(w), reports
-
   empty, bad = [0.0, EMPTY], [np.nan, 1.0]
-  weights, [report] = train([[[1.0, 2.0], bad, empty]])
-  want, _, _ = final_weights([[[2.0, 4.0]]], 1)
-  np.testing.assert_allclose(weights, want, rtol=1e-6)
+  got, want = final([[[1.0, 2.0], bad, empty]], 3), final([[[2.0, 4.0]]], 1)
+  np.testing.assert_allclose(got.w, want.w, rtol=1e-6)
+  (report,) = got.reports
   assert report["dropped_micro_batches"] == 1 and not report["skipped"]
 
-  weights, [report] = train([[bad, empty, bad]])
-  np.testing.assert_array_equal(weights, [1.0, 2.0])
+  got = final([[bad, empty, bad]], 3)
+  np.testing.assert_array_equal(got.w, [1.0, 2.0])
+  (report,) = got.reports
   assert report["dropped_micro_batches"] == 2 and report["skipped"]
 
 
@@ -288,37 +284,30 @@ def test_a_bad_micro_batch_is_dropped_alone(place, value):
   """The two others count: their sum is scaled to three micro-batches."""
   micro = [[1.0, 2.0], [3.0, -5.0]]
   micro.insert(place, [value, 0.0])
-  weights, reports, step = final_weights([micro], 3)
-  want, _, _ = final_weights([[[4 * 1.5, -3 * 1.5]]], 1)
-  np.testing.assert_allclose(weights, want, rtol=1e-6)
-  assert reports[0]["dropped_micro_batches"] == 1
-  assert not reports[0]["skipped"]
-  assert reports[0]["sums"]["count"] == 2
-  assert step == 1
+  got, want = final([micro], 3), final([[[4 * 1.5, -3 * 1.5]]], 1)
+  np.testing.assert_allclose(got.w, want.w, rtol=1e-6)
+  (report,) = got.reports
+  assert report["dropped_micro_batches"] == 1 and not report["skipped"]
+  assert report["sums"]["count"] == 2
+  assert got.step == 1
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2])
 def test_an_update_without_a_finite_gradient_is_skipped(micro_batches):
-  bad = [[np.nan, 0.0]] * micro_batches
+  bad = [[0.0, np.nan]] * micro_batches
   good = [[1.0, 2.0]] * micro_batches
-  weights, reports, step = final_weights([bad, good], micro_batches)
-  want, _, _ = final_weights([good], micro_batches)
-  np.testing.assert_array_equal(weights, want)  # slots are untouched, too
-  assert reports[0]["skipped"] and not reports[1]["skipped"]
-  assert [r["skipped_updates"] for r in reports] == [1, 1]
-  assert reports[0]["trust_ratios"].shape == (0,)  # AdamW has none
-  assert reports[1]["dropped_micro_batches"] == 0
-  assert step == 2
-
-
-def test_a_skip_names_the_variable():
-  with tf.Graph().as_default(), tf.Session() as session:
-    x, _, ops = linear_problem(1)
-    start(session)
-    bad = run_update(session, x, ops, [[0.0, np.nan]])["nonfinite_variable"]
-    assert ops.variables[bad].op.name == "w"
-    good = run_update(session, x, ops, [[0.0, 1.0]])["nonfinite_variable"]
-    assert good == -1
+  got, want = final([bad, good], micro_batches), final([good], micro_batches)
+  np.testing.assert_array_equal(got.w, want.w)  # slots are untouched, too
+  skipped, after = got.reports
+  assert skipped["skipped"] and not after["skipped"]
+  assert [r["skipped_updates"] for r in got.reports] == [1, 1]
+  assert skipped["trust_ratios"].shape == (0,)  # AdamW has none
+  assert after["dropped_micro_batches"] == 0
+  assert got.step == 2
+  # The skip names the variable, if no micro-batch was dropped before.
+  variables = linear_problem(micro_batches).ops.variables
+  assert variables[skipped["nonfinite_variable"]].op.name == "w"
+  assert after["nonfinite_variable"] == -1
 
 
 def test_loss_scale_changes_nothing_but_the_range():
@@ -335,11 +324,12 @@ def test_loss_scale_changes_nothing_but_the_range():
         scale=scale,
       )
       start(session)
-      norms = [run_update(session, x, ops, [[3.0, 1.0]])["grad_norm"]]
-      norms += [run_update(session, x, ops, [[-1.0, 2.0]])["grad_norm"]]
-      results.append((session.run(w), norms))
-  np.testing.assert_array_equal(results[0][0], results[1][0])
-  np.testing.assert_array_equal(results[0][1], results[1][1])
+      norms = [
+        run_update(session, x, ops, [gradient])["grad_norm"]
+        for gradient in ([3.0, 1.0], [-1.0, 2.0])
+      ]
+      results.append([*session.run(w), *norms])
+  np.testing.assert_array_equal(*results)
 
 
 def test_create_optimizer_is_google_berts():
