@@ -9,7 +9,13 @@ import os
 import numpy as np
 import pytest
 import runs
-from samples import feature_values, write_packed, write_records
+from samples import (
+  fake_records,
+  feature_values,
+  write_config,
+  write_packed,
+  write_records,
+)
 
 import input_pipeline
 import modeling
@@ -30,6 +36,25 @@ from gradients.distributed import Comm
 from training import evaluation
 
 SHAPE = record_shape.RecordShape(32, 5, 100)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+  """A source of 41 records."""
+  path = write_records(tmp_path_factory.mktemp("plain") / "a.tfrecord", 41)
+  return input_pipeline.Source(path, SHAPE)
+
+
+@pytest.fixture(scope="module")
+def dynamic(tmp_path_factory):
+  """The pattern of 120 packed records whose masks are drawn on reading."""
+  return write_packed(tmp_path_factory.mktemp("packed"), dynamic=True)[0]
+
+
+def ids_of(source, numbers):
+  """input_ids of records, as TensorFlow reads them."""
+  records = [source.set.read(int(number)) for number in numbers]
+  return [feature_values(record)["input_ids"] for record in records]
 
 
 def rank(number, size):
@@ -72,17 +97,14 @@ def evaluate_on(source, batch, comm=None):
     return read_batches(batches, 0, batches.count)
 
 
-def test_any_number_of_ranks_shares_a_global_batch(tmp_path):
+def test_any_number_of_ranks_shares_a_global_batch(plain):
   """11 records over 1 or 3 ranks: each once, rows left over weigh nothing."""
-  path = write_records(tmp_path / "a.tfrecord", 40)
-  source = input_pipeline.Source(path, SHAPE)
   order = record_order.Order(40, 5)
-  wanted = order.records(np.arange(22, 33))
   for size in (1, 3):
     plan = plan_of(size, 11, 2)
     seen, weights = [], []
     for r in range(size):
-      micro = train_on(source, order, plan, 2, plan.accumulation, rank(r, size))
+      micro = train_on(plain, order, plan, 2, plan.accumulation, rank(r, size))
       for part in micro:
         real = part.batch.example_weights == 1
         assert not part.batch.masked_lm_weights[~real].any()
@@ -92,9 +114,7 @@ def test_any_number_of_ranks_shares_a_global_batch(tmp_path):
       sums = sum(m.batch.masked_lm_weights.sum() for m in micro)
       assert micro[0].weights[0] == sums
     assert sum(weights) == 11
-    assert seen == [
-      feature_values(source.set.read(int(n)))["input_ids"] for n in wanted
-    ]
+    assert seen == ids_of(plain, order.records(np.arange(22, 33)))
 
 
 def test_rows_of_updates():
@@ -123,9 +143,8 @@ def test_rows_of_updates():
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_a_batch_that_grows_is_the_same_on_any_number_of_ranks(tmp_path, size):
+def test_a_batch_that_grows_is_the_same_on_any_number_of_ranks(plain, size):
   """3, 6, 6, 9 and 9 records, from update 10 and record 100 on."""
-  path = write_records(tmp_path / "a.tfrecord", 40)
   order = record_order.Order(40, 5)
   stage = training_plan.Stage(
     number=1, first_update=10, first_record=100, ramp=((1, 3), (2, 6))
@@ -138,12 +157,11 @@ def test_a_batch_that_grows_is_the_same_on_any_number_of_ranks(tmp_path, size):
   assert plan.examples_before(13) == 15
   starts = [plan.records_before(update) for update in range(10, 16)]
   assert starts == [100, 103, 109, 115, 124, 133]
-  source = input_pipeline.Source(path, SHAPE)
   rows = {update: [] for update in range(12, 15)}
   counts = {update: plan.micro_batches_of(update) for update in rows}
   for r in range(size):
     every = iter(
-      train_on(source, order, plan, 12, sum(counts.values()), rank(r, size))
+      train_on(plain, order, plan, 12, sum(counts.values()), rank(r, size))
     )
     for update, found in rows.items():
       share = math.ceil(sizes[update - 10] / size)
@@ -161,24 +179,19 @@ def test_a_batch_that_grows_is_the_same_on_any_number_of_ranks(tmp_path, size):
       found += own
   for update, found in rows.items():
     positions = np.arange(starts[update - 10], starts[update - 9])
-    assert found == [
-      feature_values(source.set.read(int(n)))["input_ids"]
-      for n in order.records(positions)
-    ]
+    assert found == ids_of(plain, order.records(positions))
 
 
 @pytest.mark.parametrize("block", [0, 7])
-def test_batches_are_the_records_of_the_stream(tmp_path, block):
+def test_batches_are_the_records_of_the_stream(plain, block):
   """Round trip: what comes out is what the files hold at those numbers."""
-  path = write_records(tmp_path / "a.tfrecord", 40)
-  source = input_pipeline.Source(path, SHAPE)
   order = record_order.Order(40, 5, block)
-  micro = train_on(source, order, plan_of(1, 8, 4), 2, 6)
+  micro = train_on(plain, order, plan_of(1, 8, 4), 2, 6)
   numbers = order.records(np.arange(16, 40)).reshape(6, 4)
   for m, (got, rows) in enumerate(zip(micro, numbers, strict=True)):
     assert got.number == 4 + m  # update 2 of 2 micro-batches, then on
     for row, number in enumerate(rows):
-      features = feature_values(source.set.read(int(number)))
+      features = feature_values(plain.set.read(int(number)))
       for name, wanted in features.items():
         found = getattr(got.batch, name)[row]
         np.testing.assert_array_equal(found, wanted, err_msg=name)
@@ -195,25 +208,23 @@ def dynamic_source(pattern):
   return input_pipeline.Source(pattern, shape)
 
 
-def test_ranks_with_other_contents_or_masks_are_found(tmp_path, monkeypatch):
+def test_ranks_with_other_contents_or_masks_are_found(dynamic, monkeypatch):
   """Where hosts share no disk, and numbers and sizes are alike."""
-  pattern, _ = write_packed(tmp_path, dynamic=True)
-  own = dynamic_source(pattern)
+  own = dynamic_source(dynamic)
   fingerprint = own.fingerprint()
-  assert dynamic_source(pattern).fingerprint() == fingerprint
+  assert dynamic_source(dynamic).fingerprint() == fingerprint
   knows = own.shape.knows_words
   own.shape = dataclasses.replace(own.shape, knows_words=not knows)
   assert own.fingerprint() != fingerprint
   monkeypatch.setattr(records, "digest", lambda paths, manifests: "other")
-  assert dynamic_source(pattern).fingerprint() != fingerprint
+  assert dynamic_source(dynamic).fingerprint() != fingerprint
 
 
-def test_dynamic_masks_are_a_function_of_seed_epoch_and_record(tmp_path):
-  pattern, _ = write_packed(tmp_path, dynamic=True)
+def test_dynamic_masks_are_a_function_of_seed_epoch_and_record(dynamic):
 
   def batches(size, start, count, seed=5):
     """Masked positions of `count` global batches of 36 from update `start`."""
-    source, order = dynamic_source(pattern), record_order.Order(120, seed)
+    source, order = dynamic_source(dynamic), record_order.Order(120, seed)
     plan = plan_of(size, 36, 36)
     parts = [
       train_on(source, order, plan, start, count, rank(r, size))
@@ -237,10 +248,9 @@ def test_dynamic_masks_are_a_function_of_seed_epoch_and_record(tmp_path):
   assert same.mean() < 0.2
 
 
-def test_the_share_of_masks_moves_over_the_run(tmp_path):
+def test_the_share_of_masks_moves_over_the_run(dynamic):
   """From 30% of the first update to 10% of the 100th, on any rank."""
-  pattern, _ = write_packed(tmp_path, dynamic=True)
-  source = dynamic_source(pattern)
+  source = dynamic_source(dynamic)
   masks = source.shape.masks._replace(
     masked_lm_prob=0.3, max_predictions_per_seq=12
   )
@@ -252,21 +262,19 @@ def test_the_share_of_masks_moves_over_the_run(tmp_path):
   def batch_of(size, update, by_time=None):
     """The 24 records of all ranks, sorted."""
     order, plan = record_order.Order(120, 5), plan_of(size, 24, 24)
-    parts = []
-    for r in range(size):
-      (micro,) = train_on(
-        source, order, plan, update, 1, rank(r, size), by_time
-      )
-      parts.append(micro.batch)
+    parts = [
+      train_on(source, order, plan, update, 1, rank(r, size), by_time)[0].batch
+      for r in range(size)
+    ]
     columns = map(np.concatenate, zip(*parts, strict=True))
     return modeling.PretrainingBatch(*columns)
 
   half = lambda: 0.5  # of the time has passed
-  for update, by_time, share in (
-    (0, None, 0.3), (50, None, 0.3 - 0.2 * 50 / 99), (99, None, 0.1),
-    (0, half, 0.2), (99, half, 0.1),
+  for update, by_time, share, sizes in (
+    (0, None, 0.3, [1]), (50, None, 0.3 - 0.2 * 50 / 99, [1, 2]),
+    (99, None, 0.1, [1]), (0, half, 0.2, [1, 2]), (99, half, 0.1, [1]),
   ):  # fmt: skip
-    got, others = (batch_of(size, update, by_time) for size in (1, 2))
+    got, *others = (batch_of(size, update, by_time) for size in sizes)
     wanted = [
       sum(
         masking.num_to_predict(n, masks._replace(masked_lm_prob=share))
@@ -275,25 +283,27 @@ def test_the_share_of_masks_moves_over_the_run(tmp_path):
       for mask in got.input_mask
     ]
     assert got.masked_lm_weights.sum(axis=1).tolist() == wanted
-    order, there = (np.lexsort(batch.input_ids.T) for batch in (got, others))
-    np.testing.assert_array_equal(
-      got.masked_lm_positions[order], others.masked_lm_positions[there]
+    alone, *shared = (
+      batch.masked_lm_positions[np.lexsort(batch.input_ids.T)]
+      for batch in (got, *others)
     )
+    for positions in shared:
+      np.testing.assert_array_equal(positions, alone)
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_words_and_replacements_are_as_the_flags_say(dynamic_run, whole):
+def test_words_and_replacements_are_as_the_flags_say(dynamic, tmp_path, whole):
   """All of a word is masked or nothing, and all that is masked is [MASK]."""
-  (config_file, pattern), _ = dynamic_run
   masks = masking.MaskConfig(
     masked_lm_prob=(0.3, 0.3), do_whole_word_mask=whole, mask_replace_prob=1.0,
     random_replace_prob=0.0,
   )  # fmt: skip
+  tiny = write_config(tmp_path / "config.json"), dynamic
   config = runs.config(
-    (config_file, pattern), "unused", masks=masks, max_predictions_per_seq=None
+    tiny, "unused", masks=masks, max_predictions_per_seq=None
   )
-  shape = record_shape.of_run(pattern, config)
-  source = input_pipeline.Source(pattern, shape)
+  shape = record_shape.of_run(dynamic, config)
+  source = input_pipeline.Source(dynamic, shape)
   order = record_order.Order(120, 5)
   (micro,) = train_on(source, order, plan_of(1, 120, 120), 0, 1)
   batch = micro.batch
@@ -315,9 +325,8 @@ def test_words_and_replacements_are_as_the_flags_say(dynamic_run, whole):
   assert words > 100 and (split == 0) == whole
 
 
-def test_dynamic_masks_of_an_evaluation_stay(tmp_path):
-  pattern, _ = write_packed(tmp_path, dynamic=True)
-  source = dynamic_source(pattern)
+def test_dynamic_masks_of_an_evaluation_stay(dynamic):
+  source = dynamic_source(dynamic)
   first, second = (evaluate_on(source, 7) for _ in "ab")
   whole = first_batch(source, 120)
   for a, b in zip(first, second, strict=True):
@@ -330,17 +339,18 @@ def test_dynamic_masks_of_an_evaluation_stay(tmp_path):
 
 
 @pytest.mark.parametrize("size, batch", [(1, 7), (2, 4), (3, 5), (3, 64)])
-def test_evaluation_counts_every_record_once(tmp_path, size, batch):
-  path = write_records(tmp_path / "a.tfrecord", 41)
-  source = input_pipeline.Source(path, SHAPE)
+def test_evaluation_counts_every_record_once(plain, size, batch):
   seen = collections.Counter()
   for r in range(size):
-    for got in evaluate_on(source, batch, rank(r, size)):
+    for got in evaluate_on(plain, batch, rank(r, size)):
       assert got.input_ids.shape == (batch, 32)
       real = got.example_weights == 1
       seen.update(row.tobytes() for row in got.input_ids[real])
       assert got.masked_lm_weights[~real].sum() == 0
   assert len(seen) == 41 and set(seen.values()) == {1}
+  with tf.Graph().as_default():  # but for a limit of records
+    batches = input_pipeline.evaluation_batches(plain, 4, Comm(), 12)
+  assert batches.count == 3
 
 
 def test_an_evaluation_lists_no_records_beforehand():
@@ -365,13 +375,6 @@ def test_an_evaluation_lists_no_records_beforehand():
   assert last.dtype == np.int64 and last.tolist() == [10**15 - 2]
 
 
-def test_evaluation_limit(tmp_path):
-  path = write_records(tmp_path / "a.tfrecord", 41)
-  with tf.Graph().as_default():
-    source = input_pipeline.Source(path, SHAPE)
-    assert input_pipeline.evaluation_batches(source, 4, Comm(), 12).count == 3
-
-
 @pytest.mark.parametrize(
   "shape, words",
   [
@@ -380,57 +383,57 @@ def test_evaluation_limit(tmp_path):
     ((32, 5, 50), ["expected 0 to 49"]),
   ],
 )
-def test_records_of_another_shape_are_refused(tmp_path, shape, words):
-  path = write_records(tmp_path / "a.tfrecord", 10)
+def test_records_of_another_shape_are_refused(plain, shape, words):
+  path = plain.set.paths[0]
   with pytest.raises(records.DataError) as error:
     input_pipeline.Source(path, record_shape.RecordShape(*shape))
   for word in [path, *words]:
     assert word in str(error.value)
 
 
+def failing(source, build):
+  """`explain` of the numbers of a batch, of batches whose reading fails."""
+  with tf.Graph().as_default():
+    batches = build()
+    with pytest.raises(tf.errors.OpError):
+      read_batches(batches, 0, 2)
+  return lambda number: source.explain(batches.numbers(number))
+
+
 def test_a_bad_record_inside_is_found_and_named(tmp_path):
   """The pipeline fails on it, and `explain` says which of them it was."""
   path = str(tmp_path / "a.tfrecord")
-  rng = np.random.default_rng(0)
+  features = fake_records(8, seed=0)
+  features[6]["masked_lm_ids"][0] = 100  # one more than the vocabulary has
   with tfrecord.shard_writer(path) as writer:
-    for i in range(8):
-      features = records.fake_features(rng, 32, 5, 100)
-      if i == 6:
-        features["masked_lm_ids"][0] = 100  # one more than the vocabulary has
-      writer.write(tf_example.encode_example(features))
-  with tf.Graph().as_default():
-    source = input_pipeline.Source(path, SHAPE)
-    batches = input_pipeline.evaluation_batches(source, 4, Comm())
-    with pytest.raises(tf.errors.InvalidArgumentError):
-      read_batches(batches, 0, 2)
-    assert source.explain(batches.numbers(0)) is None
-    messages = [str(source.explain(batches.numbers(1)))]
-  with tf.Graph().as_default():
-    source = input_pipeline.Source(path, SHAPE)
-    order = record_order.Order(8, 1)
-    batches = input_pipeline.training_batches(
-      source, order, plan_of(1, 2, 2), Comm()
-    )
-    with pytest.raises(tf.errors.InvalidArgumentError):
-      read_batches(batches, 0, 1)  # of those that are read at once
-    messages.append(str(source.explain(batches.numbers(0))))
-  for message in messages:
+    for record in features:
+      writer.write(tf_example.encode_example(record))
+  source = input_pipeline.Source(path, SHAPE)
+  evaluated = failing(
+    source, lambda: input_pipeline.evaluation_batches(source, 4, Comm())
+  )
+  assert evaluated(0) is None
+  source = input_pipeline.Source(path, SHAPE)
+  order, plan = record_order.Order(8, 1), plan_of(1, 2, 2)
+  trained = failing(  # of those that are read at once
+    source,
+    lambda: input_pipeline.training_batches(source, order, plan, Comm()),
+  )
+  for message in (str(evaluated(1)), str(trained(0))):
     assert "record 6" in message and "masked_lm_ids holds 100" in message
 
 
 def test_a_damaged_record_is_named(tmp_path):
   path = write_records(tmp_path / "a.tfrecord", 8)
-  source = input_pipeline.Source(path, SHAPE)
   data = bytearray((tmp_path / "a.tfrecord").read_bytes())
   offsets = np.load(path + ".index")
   data[offsets[5] + 40] ^= 1
   (tmp_path / "a.tfrecord").write_bytes(data)
-  with tf.Graph().as_default():
-    source = input_pipeline.Source(path, SHAPE)
-    batches = input_pipeline.evaluation_batches(source, 8, Comm())
-    with pytest.raises(tf.errors.OpError):
-      read_batches(batches, 0, 1)
-    message = str(source.explain(batches.numbers(0)))
+  source = input_pipeline.Source(path, SHAPE)
+  explain = failing(
+    source, lambda: input_pipeline.evaluation_batches(source, 8, Comm())
+  )
+  message = str(explain(0))
   assert path in message and "record 5" in message and "damaged" in message
 
 
@@ -453,13 +456,15 @@ def write_manifest(path, count, **changed):
   manifest.save(path.removesuffix(".tfrecord") + ".manifest.json")
 
 
+def refused(files, words, shape=SHAPE):
+  with pytest.raises(records.DataError, match=words):
+    input_pipeline.Source(files, shape)
+
+
 def test_a_vocabulary_that_does_not_fit_the_config_is_refused(tmp_path):
   path = write_records(tmp_path / "a.tfrecord", 8, vocab_size=10)
   write_manifest(path, 8, tokenizer={"vocab_size": 500})
-  with pytest.raises(
-    records.DataError, match=r"v\.txt has 500 .*vocab_size=100"
-  ):
-    input_pipeline.Source(path, SHAPE)
+  refused(path, r"v\.txt has 500 .*vocab_size=100")
 
 
 @pytest.mark.parametrize(
@@ -490,8 +495,7 @@ def test_record_files_of_two_kinds_are_refused(tmp_path, changed, message):
     source = input_pipeline.Source(",".join(paths), SHAPE)
     assert source.tokenizer.sha256 == "0" * 64
   write_manifest(paths[1], 8, **kind, **changed)
-  with pytest.raises(records.DataError, match=message):
-    input_pipeline.Source(",".join(paths), SHAPE)
+  refused(",".join(paths), message)
 
 
 @pytest.mark.parametrize("name", ["t-00000-of-00001", "t-00001-of-00004", "t"])
@@ -501,39 +505,31 @@ def test_what_a_stopped_command_left_is_no_data(tmp_path, name):
   other = write_records(tmp_path / "u-00001-of-00004.tfrecord", 8)
   assert len(input_pipeline.Source(f"{made},{other}", SHAPE).set) == 16
   left = write_records(tmp_path / f"{name}.tfrecord", 8)
-  with pytest.raises(records.DataError, match=f"{name}.tfrecord is in no man"):
-    input_pipeline.Source(f"{made},{left}", SHAPE)
+  refused(f"{made},{left}", f"{name}.tfrecord is in no manifest")
 
 
-def test_records_with_masks_are_not_masked_again(tmp_path):
-  path = write_records(tmp_path / "a.tfrecord", 8)  # without a manifest
+def test_records_with_masks_are_not_masked_again(plain):
+  """They are without a manifest."""
   masks = masking.MaskSettings(0.15, 5, 100, 4)
   shape = dataclasses.replace(SHAPE, masks=masks)
-  with pytest.raises(records.DataError, match="has masks of its own, but"):
-    input_pipeline.Source(path, shape)
+  refused(plain.set.paths[0], "has masks of its own, but", shape)
 
 
 def test_records_whose_manifest_is_missing(tmp_path):
   """What they are cannot always be seen in them."""
-  rng = np.random.default_rng(0)
-  paths = {}
-  masks = [f"masked_lm_{name}" for name in ("positions", "ids", "weights")]
-  for name, left_out in (("alone", ()), ("drawn", masks)):
-    paths[name] = str(tmp_path / f"{name}.tfrecord")
-    with tfrecord.shard_writer(paths[name]) as writer:
-      features = records.fake_features(rng, 32, 5, 100)
-      features["segment_ids"][:] = 0
-      for feature in left_out:
-        del features[feature]
-      writer.write(tf_example.encode_example(features))
-  with pytest.raises(records.DataError, match="no pair of segments: copy NAME"):
-    input_pipeline.Source(paths["alone"], SHAPE)
-  alone = dataclasses.replace(SHAPE, next_sentence=False)
-  input_pipeline.Source(paths["alone"], alone)
-  with pytest.raises(
-    records.DataError, match="no feature 'masked_lm_pos.* NAME.manifest.json"
-  ):
-    input_pipeline.Source(paths["drawn"], alone)
+  (features,) = fake_records(1, seed=0)
+  features["segment_ids"][:] = 0
+  alone, drawn = (str(tmp_path / f"{name}.tfrecord") for name in "ab")
+  with tfrecord.shard_writer(alone) as writer:
+    writer.write(tf_example.encode_example(features))
+  for name in ("positions", "ids", "weights"):
+    del features[f"masked_lm_{name}"]
+  with tfrecord.shard_writer(drawn) as writer:
+    writer.write(tf_example.encode_example(features))
+  refused(alone, "no pair of segments: copy NAME")
+  shape = dataclasses.replace(SHAPE, next_sentence=False)
+  input_pipeline.Source(alone, shape)
+  refused(drawn, "no feature 'masked_lm_pos.* NAME.manifest.json", shape)
 
 
 def test_an_error_in_a_folder_named_horovod_is_no_lost_rank(tmp_path):
@@ -541,9 +537,9 @@ def test_an_error_in_a_folder_named_horovod_is_no_lost_rank(tmp_path):
     'DataError: bad\n  File "/x/horovod/input_pipeline.py", line 1, in read'
   )
   assert distributed.rank_lost(ValueError(trace)) is None
-  assert distributed.rank_lost(ValueError("HorovodAllreduce failed"))
+  lost = ValueError("HorovodAllreduce failed: shut down")
+  assert distributed.rank_lost(lost)
   path = write_records(tmp_path / "a.tfrecord", 8)
   source = input_pipeline.Source(path, SHAPE)
   source.error = records.DataError("record 3 is damaged")
-  lost = ValueError("HorovodAllreduce failed: shut down")
   assert evaluation.clear_error(lost, source) is source.error
