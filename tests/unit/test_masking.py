@@ -41,19 +41,16 @@ def keys_of(rows, seed=0, series=0):
   return masking.record_keys(seed, series, np.arange(rows))
 
 
-@pytest.mark.parametrize(
-  "n, most, want",
-  [
+def test_num_to_predict():
+  for n, most, want in (
     (128, 20, 19),  # 19.2
     (5, 20, 1),  # 0.75
     (3, 20, 1),  # 0.45: at least one
     (10, 20, 2),  # 1.5: to even, as Python rounds
     (30, 20, 4),  # 4.5: to even
     (512, 20, 20),  # 76.8: at most
-  ],
-)
-def test_num_to_predict(n, most, want):
-  assert masking.num_to_predict(n, settings_of(most=most)) == want
+  ):
+    assert masking.num_to_predict(n, settings_of(most=most)) == want, n
 
 
 def test_special_tokens_are_found_where_they_stand():
@@ -132,14 +129,9 @@ def test_continuation_after_a_cut_belongs_to_the_word_before(monkeypatch):
 
 def test_words_longer_than_the_budget_give_no_mask():
   ids = np.array([[CLS, 9, 10, 11, SEP]], np.int32)
-  out = masking.mask_records(
-    ids,
-    np.ones_like(ids),
-    np.zeros_like(ids),
-    keys_of(1),
-    settings_of(),
-    np.array([[0, 0, 1, 1, 0]]),
-  )
+  made = ids, np.ones_like(ids), np.zeros_like(ids)
+  continuation = np.array([[0, 0, 1, 1, 0]])
+  out = masking.mask_records(*made, keys_of(1), settings_of(), continuation)
   assert out.masked_lm_weights.sum() == out.masked_lm_positions.sum() == 0
   assert out.input_ids.tolist() == ids.tolist()
 
@@ -172,17 +164,11 @@ def test_invariants(lengths, most, seed, whole):
     positions = out.masked_lm_positions[row, :k]
     assert np.all(np.diff(positions) > 0)
     assert maskable[row, positions].all()
-    assert (
-      not out.masked_lm_positions[row, k:].any()
-      and not out.masked_lm_ids[row, k:].any()
-    )
-    np.testing.assert_array_equal(
-      out.masked_lm_ids[row, :k], ids[row, positions]
-    )
-    untouched = np.delete(np.arange(size), positions)
-    np.testing.assert_array_equal(
-      out.input_ids[row, untouched], ids[row, untouched]
-    )
+    assert not out.masked_lm_positions[row, k:].any()
+    assert not out.masked_lm_ids[row, k:].any()
+    original = out.input_ids[row].copy()
+    original[positions] = out.masked_lm_ids[row, :k]
+    np.testing.assert_array_equal(original, ids[row])
     for number, n in enumerate(lengths if row == 0 else [30], 1):
       own = numbers[row] == number
       is_chosen = np.isin(np.arange(size), positions) & own
@@ -198,14 +184,9 @@ def test_invariants(lengths, most, seed, whole):
         assert len(set(is_chosen[mine][words == word])) == 1
   assert out.input_ids.dtype == ids.dtype
   # A record's masks do not depend on the records beside it.
-  alone = masking.mask_records(
-    ids[1:],
-    numbers[1:],
-    segments[1:],
-    keys[1:],
-    arguments[0],
-    None if cont is None else cont[1:],
-  )
+  second = (array[1:] for array in (ids, numbers, segments, keys))
+  cont = None if cont is None else cont[1:]
+  alone = masking.mask_records(*second, arguments[0], cont)
   for one, both in zip(alone, out, strict=True):
     np.testing.assert_array_equal(one[0], both[1])
 
@@ -304,16 +285,6 @@ def test_more_than_all_chosen_tokens_is_refused():
     masking.MaskConfig(mask_replace_prob=0.95)
 
 
-@pytest.mark.parametrize("prob", [0.05, 0.15, 0.3, 0.6])
-def test_there_is_room_for_what_records_want(prob):
-  """Of any examples that fit: three of 4 tokens each round up."""
-  for lengths in ([128], [4] * 32, [7, 7, 114], [43, 42, 43]):
-    most = masking.most_predictions(128, prob, len(lengths))
-    made = batch([lengths])
-    drawn = masking.mask_records(*made, keys_of(1), settings_of(prob, most))
-    assert 0 < drawn.masked_lm_weights.sum() <= most
-
-
 @pytest.mark.parametrize("prob", [0.05, 0.1, 0.15, 0.225, 0.3, 0.5])
 def test_no_split_of_a_record_needs_more_room(prob):
   """All ways to cut up to 20 tokens into examples of 3 or more."""
@@ -331,15 +302,19 @@ def test_no_split_of_a_record_needs_more_room(prob):
     assert needed <= masking.most_predictions(20, prob, max(1, count))
 
 
-@pytest.mark.parametrize(
-  ("prob", "lengths"),
-  [(0.35, [130] * 5), (0.29, [150] * 5), (0.7, [45, 45]), (0.1, [3] * 3)],
-)
-def test_room_is_not_lost_to_rounding(prob, lengths):
-  """The bound is an integer, which float64 just misses."""
-  wanted = masking.num_to_predict(lengths, settings_of(prob, 999)).sum()
-  room = masking.most_predictions(sum(lengths), prob, len(lengths))
-  assert wanted <= room
+def test_there_is_room_for_what_records_want():
+  """Of any examples that fit: three of 4 tokens each round up.
+
+  In some the bound is an integer, which float64 just misses.
+  """
+  fit = ([128], [4] * 32, [7, 7, 114], [43, 42, 43])
+  for prob, lengths in (
+    *itertools.product([0.05, 0.15, 0.3, 0.6], fit),
+    *((0.35, [130] * 5), (0.29, [150] * 5), (0.7, [45, 45]), (0.1, [3] * 3)),
+  ):
+    wanted = masking.num_to_predict(lengths, settings_of(prob, 999)).sum()
+    room = masking.most_predictions(sum(lengths), prob, len(lengths))
+    assert 0 < wanted <= room, (prob, lengths)
 
 
 def test_masks_are_a_function_of_seed_epoch_and_record():

@@ -7,45 +7,37 @@ from data import packing
 
 
 def pack(tokens, predictions=None, seed=0, **limits):
-  limits = packing.Limits(
-    **{
-      "max_seq_length": 10,
-      "max_predictions_per_seq": 100,
-      "examples_per_record": 9,
-      **limits,
-    }
-  )
+  most = dict(max_seq_length=10, max_predictions_per_seq=100)
+  most |= {"examples_per_record": 9, **limits}
   if predictions is None:
     predictions = [1] * len(tokens)
   rng = np.random.default_rng(seed)
-  return packing.pack(tokens, predictions, limits, rng)
+  return packing.pack(tokens, predictions, packing.Limits(**most), rng)
 
 
 def lengths(packs, tokens):
   return sorted([tokens[i] for i in pack] for pack in packs)
 
 
-def test_the_longest_go_first_each_where_it_fits_best():
-  # 8 and 7 open records with room 2 and 3; 3 fills the one and 2 the other; 6
-  # opens a third with room 4, which takes 4.
-  tokens = [2, 7, 4, 8, 3, 6]
-  assert lengths(pack(tokens), tokens) == [[6, 4], [7, 3], [8, 2]]
+@pytest.mark.parametrize(
+  "tokens, want",
+  [
+    # 8 and 7 open records with room 2 and 3; 3 fills the one and 2 the other; 6
+    # opens a third with room 4, which takes 4.
+    ([2, 7, 4, 8, 3, 6], [[6, 4], [7, 3], [8, 2]]),
+    # 5 does not fit beside 8, 4 does beside 5; 1 then fits beside either: room
+    # 2 and room 1.
+    ([8, 5, 4, 1], [[5, 4, 1], [8]]),
+  ],
+  ids=["the longest go first", "the least room that is enough is taken"],
+)
+def test_each_goes_where_it_fits_best(tokens, want):
+  assert lengths(pack(tokens), tokens) == want
 
 
-def test_the_least_room_that_is_enough_is_taken():
-  # 5 does not fit beside 8, 4 does beside 5; 1 then fits beside either: room 2
-  # and room 1.
-  tokens = [8, 5, 4, 1]
-  assert lengths(pack(tokens), tokens) == [[5, 4, 1], [8]]
-
-
-def test_a_record_has_no_more_examples_than_it_may():
-  tokens = [2] * 10
-  packs = pack(tokens, examples_per_record=3)
+def test_a_record_has_no_more_examples_and_masked_tokens_than_it_may():
+  packs = pack([2] * 10, examples_per_record=3)
   assert sorted(map(len, packs)) == [1, 3, 3, 3]
-
-
-def test_a_record_has_no_more_masked_tokens_than_it_may():
   masked = [3, 3, 3, 1, 1]
   packs = pack([4, 4, 4, 2, 2], masked, max_predictions_per_seq=4)
   assert lengths(packs, masked) == [[3], [3, 1], [3, 1]]
