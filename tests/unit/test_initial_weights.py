@@ -65,12 +65,9 @@ def expect_neighbours(probs):
 )
 def test_each_head_attends_to_its_neighbour(hidden, heads, stddev):
   config = BertConfig(
-    100,
-    hidden_size=hidden,
-    num_attention_heads=heads,
-    max_position_embeddings=64,
-    initializer_range=stddev,
-  )
+    100, hidden_size=hidden, num_attention_heads=heads,
+    max_position_embeddings=64, initializer_range=stddev,
+  )  # fmt: skip
   expect_neighbours(attention_of(config, seed=3))
   assert [*map(initial_weights.offset, range(5))] == [-1, 1, -2, 2, -3]
 
@@ -228,6 +225,9 @@ def counted(folder, vocab_size, special=()):
   return np.log((counts + 1) / (counts + 1).sum()), contexts
 
 
+GIVEN = dict(num_train_steps=1, num_warmup_steps=0, learning_rate=1e-12)
+
+
 @pytest.mark.parametrize("kind", ["plain", "dynamic"])
 def test_a_run_begins_with_them(request, tmp_path, kind, monkeypatch):
   """All other weights are those of a run that begins at random.
@@ -238,13 +238,13 @@ def test_a_run_begins_with_them(request, tmp_path, kind, monkeypatch):
   special = [3, 7] if kind == "dynamic" else []
   if special:
     monkeypatch.setattr(input_pipeline.Source, "special_ids", lambda _: special)
-  given = dict(num_train_steps=1, num_warmup_steps=0, learning_rate=1e-12)
+  given = dict(GIVEN)
   if kind == "plain":
     tiny = request.getfixturevalue("tiny_run")
   else:
     tiny, given["global_batch_size"] = request.getfixturevalue("dynamic_run")
     given["max_predictions_per_seq"] = None
-  runs.pretrain(tiny, tmp_path / "random", **given)
+  runs.trained(tiny, tmp_path / "random", **given)
   given["initial_weights"] = "informed"
   made = runs.config(tiny, tmp_path / "informed", **given)
   runs.pretrain(tiny, tmp_path / "informed", **given)
@@ -263,8 +263,7 @@ def test_a_run_begins_with_them(request, tmp_path, kind, monkeypatch):
 
 def test_a_checkpoint_wins_over_them(tiny_run, tmp_path):
   """What it lacks is informed; if it lacks nothing, no record is counted."""
-  given = dict(num_train_steps=1, num_warmup_steps=0, learning_rate=1e-12)
-  runs.pretrain(tiny_run, tmp_path / "whole", **given)
+  runs.trained(tiny_run, tmp_path / "whole", **GIVEN)
   whole = runs.weights(tmp_path / "whole")
   bias = "cls/predictions/output_bias"
   with tf.Graph().as_default(), tf.Session() as session:
@@ -272,7 +271,7 @@ def test_a_checkpoint_wins_over_them(tiny_run, tmp_path):
     variables = [tf.Variable(v, name=n) for n, v in kept.items()]
     session.run(tf.global_variables_initializer())
     tf.train.Saver(variables).save(session, str(tmp_path / "part" / "x.ckpt"))
-  given["initial_weights"] = "informed"
+  given = GIVEN | {"initial_weights": "informed"}
   runs.pretrain(
     tiny_run, tmp_path / "partly",
     init_checkpoint=str(tmp_path / "part" / "x.ckpt"), **given,

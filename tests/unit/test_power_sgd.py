@@ -84,10 +84,8 @@ class Sums:
     feed = {self.fed[k]: value for k, value in gradients.items()}
     session.run(self.ops.fetches(), feed)
     after = session.run(self.variables)
-    return {
-      v.op.name: b - a
-      for v, b, a in zip(self.variables, before, after, strict=True)
-    }
+    used = (b - a for b, a in zip(before, after, strict=True))
+    return dict(zip(self.fed, used, strict=True))
 
 
 def draw(count, shapes=SHAPES, seed=0):
@@ -213,9 +211,8 @@ def test_resumed_equals_never_stopped(tiny_run, tmp_path):
   whole, parts = tmp_path / "whole", tmp_path / "parts"
   runs.pretrain(tiny_run, whole, **LOW)
   runs.pretrain(tiny_run, parts, save_checkpoints_steps=7, **LOW)
-  for name in parts.iterdir():
-    if "model.ckpt-14" in name.name or "model.ckpt-20" in name.name:
-      name.unlink()
+  for name in [*parts.glob("model.ckpt-14*"), *parts.glob("model.ckpt-20*")]:
+    name.unlink()
   runs.pretrain(tiny_run, parts, **LOW)
   want, got = runs.weights(whole), runs.weights(parts)
   assert any(n.endswith(power_sgd.ERROR) and v.any() for n, v in want.items())

@@ -71,22 +71,26 @@ def test_an_optimizer_of_one_slot_needs_no_other_file(
   monkeypatch.setitem(optimizers.OPTIMIZERS, "lion", Lion)
   settings = dict(optimizer={"optimizer": "lion"}, save_checkpoints_steps=4)
   settings |= dict(num_train_steps=8, learning_rate=1e-4)
-  runs.pretrain(tiny_run, tmp_path / "whole", **settings)
-  runs.pretrain(tiny_run, tmp_path / "shared", **settings, **SHARED)
-  want = runs.weights(tmp_path / "whole")
+  whole, shared = tmp_path / "whole", tmp_path / "shared"
+  runs.pretrain(tiny_run, whole, **settings)
+  runs.pretrain(tiny_run, shared, **settings, **SHARED)
+  want, losses = runs.weights(whole), runs.metrics(shared)
   slots = [name for name in want if name.endswith("/lion_m")]
   assert len(slots) > 10 and not any("adam" in name for name in want)
-  assert runs.weights(tmp_path / "shared").keys() == want.keys()
-  np.testing.assert_allclose(
-    runs.metrics(tmp_path / "shared"), runs.metrics(tmp_path / "whole"), 1e-4
-  )
-  for path in (tmp_path / "shared").glob("model.ckpt-8*"):
-    path.unlink()
-  before = runs.weights(tmp_path / "shared" / "model.ckpt-4")
+  assert runs.weights(shared).keys() == want.keys()
+  np.testing.assert_allclose(losses, runs.metrics(whole), 1e-4)
+  forget(shared, 8)
+  before = runs.weights(shared / "model.ckpt-4")
   assert any(before[name].any() for name in slots)
-  uninterrupted = runs.metrics(tmp_path / "shared")
-  runs.pretrain(tiny_run, tmp_path / "shared", **settings, **SHARED)
-  assert runs.metrics(tmp_path / "shared") == uninterrupted
+  runs.pretrain(tiny_run, shared, **settings, **SHARED)
+  assert runs.metrics(shared) == losses
+
+
+def forget(folder, *steps):
+  """Removes the checkpoints of these updates."""
+  for step in steps:
+    for path in folder.glob(f"model.ckpt-{step}*"):
+      path.unlink()
 
 
 @pytest.mark.parametrize(
@@ -106,20 +110,15 @@ def test_an_optimizer_of_one_slot_needs_no_other_file(
 def test_equals_the_whole_update(tiny_run, tmp_path, optimizer, xla):
   """12 updates; names, shapes and values of checkpoints are the same."""
   settings = dict(optimizer=optimizer, num_train_steps=12, xla=xla)
-  runs.pretrain(tiny_run, tmp_path / "whole", **settings)
-  runs.pretrain(tiny_run, tmp_path / "shared", **settings, **SHARED)
-  np.testing.assert_allclose(
-    runs.metrics(tmp_path / "shared"), runs.metrics(tmp_path / "whole"), 1e-6
-  )
+  whole, shared = tmp_path / "whole", tmp_path / "shared"
+  runs.pretrain(tiny_run, whole, **settings)
+  runs.pretrain(tiny_run, shared, **settings, **SHARED)
+  np.testing.assert_allclose(runs.metrics(shared), runs.metrics(whole), 1e-6)
   if optimizer["optimizer"] == "lamb":
     for key in ("trust_ratio_min", "trust_ratio_max"):
-      np.testing.assert_allclose(
-        runs.metrics(tmp_path / "shared", key)[1:],
-        runs.metrics(tmp_path / "whole", key)[1:],
-        rtol=1e-4,
-      )
-  want = runs.weights(tmp_path / "whole")
-  got = runs.weights(tmp_path / "shared")
+      got, want = (runs.metrics(folder, key)[1:] for folder in (shared, whole))
+      np.testing.assert_allclose(got, want, rtol=1e-4)
+  want, got = runs.weights(whole), runs.weights(shared)
   assert got.keys() == want.keys()
   for name, value in want.items():
     error = np.linalg.norm(got[name] - value)
@@ -134,18 +133,12 @@ def test_equals_the_whole_update(tiny_run, tmp_path, optimizer, xla):
 def test_resumed_with_and_without(tiny_run, tmp_path):
   """Bit for bit with it; and a run without goes on with its checkpoint."""
   settings = dict(optimizer={"bias_correction": True}, save_checkpoints_steps=7)
-
-  def back_to_7():
-    for path in tmp_path.iterdir():
-      if path.name.startswith(("model.ckpt-14", "model.ckpt-20")):
-        path.unlink()
-
   runs.pretrain(tiny_run, tmp_path, **settings, **SHARED)
   want = runs.weights(tmp_path)
-  back_to_7()
+  forget(tmp_path, 14, 20)
   runs.pretrain(tiny_run, tmp_path, **settings, **SHARED)
   np.testing.assert_equal(runs.weights(tmp_path), want)
-  back_to_7()
+  forget(tmp_path, 14, 20)
   runs.pretrain(tiny_run, tmp_path, **settings)
   for name, value in runs.weights(tmp_path).items():
     np.testing.assert_allclose(value, want[name], rtol=1e-4, atol=1e-6)
