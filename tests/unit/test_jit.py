@@ -8,7 +8,7 @@ import weakref
 import numpy as np
 import pytest
 import runs
-from samples import write_config
+from tiny_models import tiny_config
 
 import modeling
 import run_pretraining
@@ -30,11 +30,12 @@ TOLERANCE = {"fp32": 1e-5, "bf16": 3e-3, "fp16": 1e-3}
 @pytest.mark.parametrize(
   "precision, modes",
   [
-    (
-      "fp32",
-      ["layers", "whole_layers"],
-    ),  # tests/ranks/lockstep has fp32 with "step"
-    pytest.param("fp32", ["auto", "step"], marks=pytest.mark.slow),
+    # tests/ranks/lockstep has fp32 with "step", test_encoders.py the gradients
+    # of "whole_layers".
+    ("fp32", ["layers"]),
+    pytest.param(
+      "fp32", ["whole_layers", "auto", "step"], marks=pytest.mark.slow
+    ),
     pytest.param("bf16", ["auto", *jit.UPDATE], marks=pytest.mark.slow),
     pytest.param("fp16", ["auto", *jit.UPDATE], marks=pytest.mark.slow),
   ],
@@ -53,19 +54,18 @@ def test_every_mode_trains_as_none(
     told = capsys.readouterr().err
     for what in ("training step", "evaluation"):
       assert told.count(f"compiling the {what} ...\n") == (mode != "off")
+  rtol = TOLERANCE[precision]
   for mode in modes:
+    folders = tmp_path / mode, tmp_path / "off"
     for key in ("masked_lm_loss", "next_sentence_loss", "grad_norm"):
-      np.testing.assert_allclose(
-        runs.metrics(tmp_path / mode, key),
-        runs.metrics(tmp_path / "off", key),
-        rtol=TOLERANCE[precision] * (10 if key == "grad_norm" else 1),
-        err_msg=f"{key}, {mode}",
-      )
+      got, want = (runs.metrics(folder, key) for folder in folders)
+      bound = rtol * (10 if key == "grad_norm" else 1)
+      np.testing.assert_allclose(got, want, bound, err_msg=f"{key}, {mode}")
     compiled, alone = (
-      runs.read_json(tmp_path / m, "eval_results.json")["masked_lm_loss"]
-      for m in (mode, "off")
+      runs.read_json(folder, "eval_results.json")["masked_lm_loss"]
+      for folder in folders
     )
-    assert compiled == pytest.approx(alone, rel=TOLERANCE[precision])
+    assert compiled == pytest.approx(alone, rel=rtol)
 
 
 def test_auto_compiles_on_cpus_too():
@@ -104,14 +104,9 @@ def test_lamb_is_compiled_too(tiny_run, tmp_path, mode):
 def test_a_skipped_update_changes_nothing(tiny_run, tmp_path):
   """A compiled update must not run because its arguments are there."""
   runs.pretrain(
-    tiny_run,
-    tmp_path,
-    precision="fp16",
-    xla="layers",
-    num_train_steps=3,
-    num_warmup_steps=1,
-    loss_scale=dict(initial_loss_scale=2.0**100),
-  )
+    tiny_run, tmp_path, precision="fp16", xla="layers", num_train_steps=3,
+    num_warmup_steps=1, loss_scale=dict(initial_loss_scale=2.0**100),
+  )  # fmt: skip
   assert runs.metrics(tmp_path, "skipped") == [True] * 3
   for name, value in runs.weights(tmp_path).items():
     assert np.isfinite(value).all(), name
@@ -119,16 +114,10 @@ def test_a_skipped_update_changes_nothing(tiny_run, tmp_path):
       assert not value.any(), name
 
 
-@pytest.mark.parametrize("mode", ["off", *jit.LAYERS])
+@pytest.mark.parametrize("mode", jit.LAYERS)
 def test_layers_share_their_programs(mode):
   """So that a deep model compiles no longer than a shallow one."""
-  config = modeling.BertConfig(
-    vocab_size=50,
-    hidden_size=8,
-    num_hidden_layers=3,
-    num_attention_heads=2,
-    intermediate_size=16,
-  )
+  config = tiny_config(0.1, num_hidden_layers=3)
   with tf.Graph().as_default() as graph, jit.mode(mode):
     tf.enable_resource_variables()
     ids = tf.placeholder(tf.int32, [2, 5])
@@ -143,14 +132,9 @@ def test_layers_share_their_programs(mode):
     for op in graph.get_operations()
     if op.type.endswith("PartitionedCall") and "encoder/layer_" in op.name
   ]
-  if mode == "off":
-    assert not programs
-  elif mode == "whole_layers":
-    assert len(programs) == 2 * config.num_hidden_layers
-    assert len(set(programs)) == 2
-  else:
-    assert len(programs) == 2 * 7 * config.num_hidden_layers
-    assert len(set(programs)) == 4 + 5
+  of_a_layer, kinds = (1, 2) if mode == "whole_layers" else (7, 4 + 5)
+  assert len(programs) == 2 * of_a_layer * config.num_hidden_layers
+  assert len(set(programs)) == kinds
 
 
 def graphs():
@@ -161,16 +145,14 @@ def graphs():
   )
 
 
-@pytest.mark.parametrize("mode", ["off", "layers", "step"])
+@pytest.mark.parametrize(
+  "mode", [pytest.param("off", marks=pytest.mark.slow), "layers", "step"]
+)
 def test_a_graph_that_is_not_used_any_more_is_gone(tiny_run, tmp_path, mode):
   """With all that is in it: an elastic run makes one after another."""
-  write_config(tmp_path / "config.json", num_hidden_layers=1)
+  recompute = () if mode == "step" else ("layer",)
   config = runs.config(
-    tiny_run,
-    tmp_path,
-    dropout=0.1,
-    xla=mode,
-    recompute=() if mode == "step" else ("layer",),
+    tiny_run, tmp_path, dropout=0.1, xla=mode, recompute=recompute
   )
   before = graphs()
   with training_run.graph(config):
