@@ -6,19 +6,10 @@ from samples import contents
 
 
 def make(folder, texts, letters, ranks, *more):
-  return runs.launch(
-    [
-      "create_pretraining_data.py",
-      f"--input_file={texts}",
-      f"--vocab_file={letters}",
-      f"--output_file={folder}/train.tfrecord",
-      "--max_seq_length=32",
-      "--max_predictions_per_seq=6",
-      "--num_shards=5",
-      *more,
-    ],
-    ranks=ranks,
-  )
+  command = ["create_pretraining_data.py", f"--input_file={texts}"]
+  command += [f"--vocab_file={letters}", "--max_predictions_per_seq=6"]
+  command += [f"--output_file={folder}/train.tfrecord", "--num_shards=5"]
+  return runs.launch([*command, "--max_seq_length=32", *more], ranks)
 
 
 @pytest.mark.slow

@@ -39,10 +39,7 @@ def plain(tmp_path_factory):
   """(config without dropout, records)."""
   folder = tmp_path_factory.mktemp("data")
   write_records(folder / "data-0.tfrecord", 120)
-  config = write_config(
-    folder / "config.json",
-    **NO_DROPOUT,
-  )
+  config = write_config(folder / "config.json", **NO_DROPOUT)
   return config, str(folder / "data-*.tfrecord")
 
 
@@ -62,34 +59,22 @@ def test_two_hosts_train_as_one_rank_does(bed, plain, tmp_path):
   runs.pretrain(plain, tmp_path / "one")
   process = bed.run(
     [
-      HOROVODRUN,
-      "-np",
-      "2",
-      "-H",
-      "host1:1,host2:1",
-      "--disable-cache",
-      PYTHON,
-      *runs.arguments(plain, tmp_path / "run"),
-      "--xla=off",
-      "--global_batch_size=24",
-      "--train_batch_size=12",
+      *(HOROVODRUN, *"-np 2 -H host1:1,host2:1 --disable-cache".split()),
+      *(PYTHON, *runs.arguments(plain, tmp_path / "run"), "--xla=off"),
+      *("--global_batch_size=24", "--train_batch_size=12"),
     ],
     timeout=runs.HANG_SECONDS,
   )
   assert process.returncode == 0, process.stderr[-3000:]
   for key in ("loss", "grad_norm"):
-    np.testing.assert_allclose(
-      runs.metrics(tmp_path / "run", key),
-      runs.metrics(tmp_path / "one", key),
-      rtol=1e-4,
-    )
+    got, want = (runs.metrics(tmp_path / name, key) for name in ("run", "one"))
+    np.testing.assert_allclose(got, want, rtol=1e-4)
   assert min(runs.metrics(tmp_path / "run", "all_reduce_seconds")) > 0.0
 
 
 UPDATES = 800  # more than there are in the time that a cut takes to be made
 
 
-@pytest.mark.slow
 def test_a_host_that_is_cut_off_is_left_behind(bed, plain, tmp_path):
   """The elastic run goes on without it; on the host itself nothing is left."""
   test_deployment.checkout(tmp_path / "checkout")  # but not its ssh
@@ -157,15 +142,8 @@ def test_nothing_is_left_behind(bed, number, status):
   """Neither processes nor namespaces, even if nobody can clean up."""
   del bed  # that there can be one
   before = namespaces()
-  command = [
-    "-m",
-    "benchmarks.network.hosts",
-    "--hosts=2",
-    "--",
-    "bash",
-    "-c",
-    STAY,
-  ]
+  command = ["-m", "benchmarks.network.hosts", "--hosts=2", "--"]
+  command += ["bash", "-c", STAY]
   with subprocess.Popen(
     [PYTHON, *command], cwd=runs.ROOT, stdout=subprocess.PIPE, text=True
   ) as process:

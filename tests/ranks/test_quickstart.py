@@ -25,16 +25,9 @@ SENTENCES = [
 
 
 def quickstart(folder, text, *flags):
-  return runs.launch(
-    [
-      "-m",
-      "tools.quickstart",
-      f"--corpus={text}",
-      f"--output_dir={folder}",
-      "--num_train_steps=10",
-      *flags,
-    ]
-  )
+  command = ["-m", "tools.quickstart", f"--corpus={text}"]
+  command += [f"--output_dir={folder}", "--num_train_steps=10"]
+  return runs.launch([*command, *flags])
 
 
 def test_own_text_to_a_curve_and_again(tmp_path):
@@ -45,12 +38,8 @@ def test_own_text_to_a_curve_and_again(tmp_path):
   first = quickstart(folder, text)
   assert first.returncode == 0, first.stdout[-2000:] + first.stderr[-2000:]
   for expected in (
-    "masked LM accuracy",
-    "unigram entropy",
-    "before and after 10 updates",
-    "all in all",
-    f"{folder}/pretrain/model.ckpt-10",
-    "horovodrun -np 2",
+    *("masked LM accuracy", "unigram entropy", "before and after 10 updates"),
+    *("all in all", f"{folder}/pretrain/model.ckpt-10", "horovodrun -np 2"),
   ):
     assert expected in first.stdout
   assert os.path.exists(folder / "curve.png")
@@ -92,11 +81,8 @@ def test_another_text_in_the_same_folder_is_an_error(tmp_path):
   write_json(tmp_path / "run" / "source.json", source)
   check(encoding="UTF8")
   (tmp_path / "b.txt").write_text("b")
-  for other in (
-    {"encoding": "latin-1"},
-    {"language": "fr"},
-    {"corpus": tmp_path / "b.txt"},
-  ):
+  b_text = {"corpus": tmp_path / "b.txt"}
+  for other in ({"encoding": "latin-1"}, {"language": "fr"}, b_text):
     with pytest.raises(UserError, match="made from other text") as error:
       check(**other)
     assert "delete" not in str(error.value)
@@ -137,9 +123,8 @@ def has_counts(monkeypatch, **counts):
 def test_little_text_is_one_batch(monkeypatch):
   has_counts(monkeypatch, examples=60)
   flags = flags_of(script.pretraining_command(script.Paths("x"), 2, 20))
-  assert (
-    flags["global_batch_size"] == "60" and flags["train_batch_size"] == "30"
-  )
+  assert flags["global_batch_size"] == "60"
+  assert flags["train_batch_size"] == "30"
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 5, 7, 95, 108])
@@ -154,11 +139,8 @@ def test_any_number_of_ranks_has_the_same_updates(ranks, monkeypatch):
     num_warmup_steps=0,
     **{name: int(given[name]) for name in names},
   )
-  assert (plan.records_per_update, plan.updates, plan.accumulation) == (
-    script.GLOBAL_BATCH,
-    2000,
-    1,
-  )
+  assert plan.records_per_update == script.GLOBAL_BATCH
+  assert (plan.updates, plan.accumulation) == (2000, 1)
 
 
 def write_json(path, *values):

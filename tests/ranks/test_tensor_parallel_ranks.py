@@ -57,22 +57,15 @@ def test_slices_equal_the_whole(
   )
   assert_equal(tmp_path / "run", tmp_path / "whole")
   for key in ("trust_ratio_min", "trust_ratio_median", "trust_ratio_max"):
-    np.testing.assert_allclose(
-      runs.metrics(tmp_path / "run", key)[1:],
-      runs.metrics(tmp_path / "whole", key)[1:],
-      rtol=1e-3,
-    )
+    got, want = (runs.metrics(tmp_path / f, key) for f in ("run", "whole"))
+    np.testing.assert_allclose(got[1:], want[1:], rtol=1e-3)
 
 
 @pytest.mark.slow
 def test_two_by_two_equal_one_and_their_gradients(packed_run, tmp_path):
   """After one update a moment is a tenth of the gradient, of each variable."""
   (_, files), always = packed_run
-  config = write_config(
-    tmp_path / "config.json",
-    **MODEL,
-    **NO_DROPOUT,
-  )
+  config = write_config(tmp_path / "config.json", **MODEL, **NO_DROPOUT)
   run = (config, files), always
   for folder, ranks, flags in (
     ("one", 1, []),
@@ -104,31 +97,18 @@ def test_resumed_sliced_and_whole_in_turn(packed_run, tmp_path):
   flags = ["--lr_schedule=constant", "--xla=off", "--train_batch_size=24"]
   plain = tmp_path / "one"
   (config, files), always = packed_run
-  config = write_config(
-    tmp_path / "config.json",
-    **MODEL,
-    **NO_DROPOUT,
-  )
+  config = write_config(tmp_path / "config.json", **MODEL, **NO_DROPOUT)
   run = (config, files), always
   train(run, plain, 1, *flags)
   for ranks, slices, steps in ((1, 1, 6), (2, 2, 12), (4, 2, 16), (1, 1, 20)):
-    process = train(
-      run,
-      tmp_path / "run",
-      ranks,
-      *flags,
-      f"--tensor_parallel={slices}",
-      f"--zero={int(ranks == 4)}",
-      f"--num_train_steps={steps}",
-    )
+    more = [f"--tensor_parallel={slices}", f"--zero={int(ranks == 4)}"]
+    more += [f"--num_train_steps={steps}"]
+    process = train(run, tmp_path / "run", ranks, *flags, *more)
     assert steps == 6 or "resumed " in process.stderr
   assert runs.metrics(tmp_path / "run", "global_step") == list(range(1, 21))
   assert_equal(tmp_path / "run", plain)
-  new = [
-    *flags,
-    "--num_train_steps=5",
-    f"--init_checkpoint={plain}/model.ckpt-20",
-  ]
+  new = [*flags, "--num_train_steps=5"]
+  new += [f"--init_checkpoint={plain}/model.ckpt-20"]
   train(run, tmp_path / "new", 1, *new)
   sliced = train(run, tmp_path / "sliced", 2, *new, "--tensor_parallel=2")
   assert "loaded: 46\n" in sliced.stderr

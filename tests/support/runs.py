@@ -273,6 +273,15 @@ def assert_alike(got, want, rtol=1e-5):
     np.testing.assert_allclose(here[key], value, rtol=10 * rtol, err_msg=key)
 
 
+def assert_same_updates(got, want, updates):
+  """Two runs have these updates, of the same examples and losses."""
+  assert metrics(got, "global_step") == list(range(1, updates + 1))
+  for key in ("examples", "padding", "learning_rate"):
+    pair = metrics(got, key), metrics(want, key)
+    np.testing.assert_allclose(*pair, rtol=1e-12, atol=1e-12, err_msg=key)
+  np.testing.assert_allclose(metrics(got), metrics(want), rtol=1e-5)
+
+
 def weights(output_dir):
   """Name -> array of everything in the newest checkpoint."""
   from common.tensorflow_v1 import tf
