@@ -271,9 +271,7 @@ def _layout(input_mask, seq_length, examples_per_sequence) -> _Layout:
   """What `input_mask`, as `BertModel` has it, says of rows."""
   if input_mask is None:
     if examples_per_sequence > 1:
-      raise ValueError(
-        "input_mask numbers the examples of packed rows: give it"
-      )
+      raise ValueError("input_mask numbers examples of packed rows: give it")
     return _Layout()
   get_shape_list(input_mask, expected_rank=2)
   if examples_per_sequence == 1:

@@ -211,16 +211,14 @@ class Encoder:
       raise DataError(
         f"{self.file}: the vocabulary lacks {missing}; {self.remedy}"
       )
-    special_ids = [ids[token] for token in special.values()]
-    self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (
-      special_ids
-    )
+    numbers = [ids[token] for token in special.values()]
+    self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = numbers
     # bool [vocab_size]: which tokens continue the previous token's word.
     self.is_continuation = np.array(continues)
-    self.is_continuation[special_ids] = False
+    self.is_continuation[numbers] = False
     # int [vocab_size]: the letters that each token spells.
     self.letters = np.array(letters)
-    self.letters[special_ids] = 0
+    self.letters[numbers] = 0
     return ids
 
   def info(self) -> TokenizerInfo:
@@ -475,7 +473,10 @@ class HuggingFaceEncoder(Encoder):
     normalizer = whole.normalizer
     lowers = bool(normalizer) and "a" in normalizer.normalize_str("A")
     super().__init__(file, lowers)
-    tokens = [""] * (max(ids.values(), default=-1) + 1)
+    last = max(ids.values(), default=-1)
+    if last > 2 * len(ids) + 1000:
+      raise DataError(f"{file}: has {len(ids)} tokens with numbers to {last}")
+    tokens = [""] * (last + 1)
     for token, number in ids.items():
       tokens[number] = token
     texts, space = tokens, SENTENCEPIECE_SPACE

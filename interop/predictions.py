@@ -254,9 +254,7 @@ class Predictor:
     """Of `count` labels; their numbers if no file names them."""
     names = self._task.get("labels") or list(map(str, range(count)))
     if len(names) != count:
-      raise DataError(
-        f"task.json has {len(names)} labels, but the model {count}"
-      )
+      raise DataError(f"task.json has {len(names)} labels, the model {count}")
     return names
 
   def _labelled(self, inputs) -> Iterator[dict]:

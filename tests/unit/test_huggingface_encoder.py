@@ -13,6 +13,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 import text_encoders
 import tokenization
+from common import json_files
 from common.errors import DataError, UserError
 from data import record_report, tf_example, tfrecord, tokenizer_files
 from text_encoders import HuggingFaceEncoder
@@ -238,6 +239,18 @@ def test_what_is_no_tokenizer(tmp_path, content):
   path = tmp_path / "a.json"
   path.write_text(content)
   with pytest.raises(DataError, match=r"a.json: not a tokenizer.json: \w"):
+    tokenization.load_tokenizer(tokenizer_file=str(path))
+
+
+def test_numbers_far_beyond_the_tokens(files, tmp_path):
+  """No list of so many tokens is made."""
+  content = json_files.read(files["wordpiece"])
+  content["model"]["vocab"]["far"] = 2**31
+  path = tmp_path / "a.json"
+  path.write_text(json.dumps(content))
+  with pytest.raises(
+    DataError, match=r"a.json: has \d+ tokens with numbers to"
+  ):
     tokenization.load_tokenizer(tokenizer_file=str(path))
 
 
