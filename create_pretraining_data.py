@@ -65,7 +65,7 @@ def main(settings: creation.Settings) -> None:
 
   def make(worker: work_dir.Worker) -> list[str] | None:
     summary = creation.create(settings, worker)
-    return [report(summary)] if summary else None
+    return report(summary).splitlines() if summary else None
 
   launchers.run_worker(settings.workers, make, settings.manifest_path)
 

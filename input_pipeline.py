@@ -348,8 +348,8 @@ def _masked(parsed: dict, keys, probs, shape: record_shape.RecordShape) -> dict:
 
   def draw(ids, mask, segments, keys, probs, *continuation):
     settings = shape.masks._replace(masked_lm_prob=probs)
-    settled = keys.view(np.uint64), settings, *continuation
-    return tuple(masking.mask_records(ids, mask, segments, *settled))
+    rest = keys.view(np.uint64), settings, *continuation
+    return tuple(masking.mask_records(ids, mask, segments, *rest))
 
   kinds = [tf.int32, tf.int32, tf.int32, tf.float32]
   arguments = [*tokens, keys, probs, *continuation]
@@ -523,11 +523,15 @@ def fake_batch(shape: record_shape.RecordShape, count: int) -> dict:
   They are always the same.
   """
   rng, most = np.random.default_rng(0), shape.max_predictions_per_seq
-  limits, packed = (shape.max_seq_length, most), shape.examples_per_record
   columns = collections.defaultdict(list)
   for _ in range(count):
     record = records.fake_features(
-      rng, *limits, shape.vocab_size, packed, predictions=most
+      rng,
+      shape.max_seq_length,
+      most,
+      shape.vocab_size,
+      shape.examples_per_record,
+      predictions=most,
     )
     for name, values in record.items():
       columns[name].append(values)
@@ -562,9 +566,10 @@ def evaluation_batches(source, batch_size, comm, limit: int = 0) -> Batches:
   count = min(len(source), limit) if limit else len(source)
   mine = range(comm.rank, count, comm.size)
   batches = -(-len(mine) // batch_size)
+  first_of = lambda batch: batch * batch_size
 
   def load(batch):
-    places = batch * batch_size + tf.range(batch_size, dtype=tf.int64)
+    places = first_of(batch) + tf.range(batch_size, dtype=tf.int64)
     is_real = places < len(mine)
     numbers = comm.rank + comm.size * tf.minimum(places, len(mine) - 1)
     # Epoch 0 and seed 0: each evaluation of any training has the same masks.
@@ -577,6 +582,6 @@ def evaluation_batches(source, batch_size, comm, limit: int = 0) -> Batches:
   return Batches(
     next=iterator.get_next(),
     start=lambda sess, _: sess.run(iterator.initializer),
-    numbers=lambda batch: np.array(mine[batch * batch_size :][:batch_size]),
+    numbers=lambda batch: np.array(mine[first_of(batch) : first_of(batch + 1)]),
     count=batches,
   )

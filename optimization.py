@@ -262,8 +262,8 @@ def _blamed_variable(half_squares, nonfinite) -> tf.Tensor:
 
   That is one of the update's sum, or a micro-batch's that was dropped before.
   """
-  is_good = tf.cast(tf.is_finite(half_squares), tf.float32) - nonfinite
-  bad = tf.cast(is_good < 1.0, tf.float32)  # GPUs have no int32 tf.argmax
+  goodness = tf.cast(tf.is_finite(half_squares), tf.float32) - nonfinite
+  bad = tf.cast(goodness < 1.0, tf.float32)  # GPUs have no int32 tf.argmax
   first = tf.argmax(bad, output_type=tf.int64)
   return tf.where(tf.reduce_max(bad) > 0.0, first, -tf.ones_like(first))
 

@@ -475,7 +475,7 @@ class HuggingFaceEncoder(Encoder):
     super().__init__(file, lowers)
     last = max(ids.values(), default=-1)
     if last > 2 * len(ids) + 1000:
-      raise DataError(f"{file}: has {len(ids)} tokens with numbers to {last}")
+      raise DataError(f"{file}: renumber its {len(ids)} tokens: one is {last}")
     tokens = [""] * (last + 1)
     for token, number in ids.items():
       tokens[number] = token

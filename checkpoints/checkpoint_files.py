@@ -353,7 +353,7 @@ class CheckpointFiles:
       self.folder, self.prefix(newest), [self.prefix(step) for step in kept]
     )
     for step in set(steps) - set(kept):
-      for suffix in reversed(_WITH_MARKER):
+      for suffix in (".json", *_SUFFIXES):  # the marker first
         with contextlib.suppress(FileNotFoundError):
           os.unlink(self.prefix(step) + suffix)
 

@@ -116,6 +116,8 @@ def _weight(checkpoint: Checkpoint, name: str) -> np.ndarray:
 
 def _mean(values: list[np.ndarray]) -> np.ndarray:
   """float32; the mean of one array is its exact values."""
+  if len(values) == 1:
+    return values[0].astype(np.float32)
   total = values[0].astype(np.float64)
   for value in values[1:]:
     total += value

@@ -29,8 +29,8 @@ def read_task(folder: str, saved: dict) -> tuple[dict, list[str]]:
   known, notes = huggingface_config.read_config(folder), []
   theirs, shapes = huggingface_weights.read_shapes(folder), {}
   for name, of_tensor in known.tensors(theirs).items():
-    for weight in of_tensor if name in theirs else ():
-      shapes[weight.name] = theirs[name]
+    if name in theirs:
+      shapes |= {weight.name: theirs[name] for weight in of_tensor}
   in_files: dict = {"task": weights.kind_of(known.config, shapes)}
   for head in tasks.LABELLED:
     if head.bias not in shapes:

@@ -286,6 +286,5 @@ class Restore:
     for variable in variables:
       feed = {}
       for name, fed in variable.fed.items():
-        nothing = np.zeros(fed.shape, np.float32)
-        feed[fed] = values[name] if values else nothing
+        feed[fed] = values[name] if values else np.zeros(fed.shape, np.float32)
       session.run(variable.load, feed)

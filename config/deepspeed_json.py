@@ -86,13 +86,13 @@ def _read(kind: type, path: str) -> tuple[dict, dict]:
     if type(value) in (int, float) and not abs(value) <= _LARGEST:
       raise ValueError(f"{field} is {value}, not a number up to {_LARGEST}")
     meant = {flag: value} if flag else _flags(field, value)
-    for flag, flag_value in meant.items():
-      if values.setdefault(flag, flag_value) != flag_value:
+    for name, meaning in meant.items():
+      if values.setdefault(name, meaning) != meaning:
         raise ValueError(
-          f"{field} is {value!r}, but {field_of[flag]} is {values[flag]!r}: "
+          f"{field} is {value!r}, but {field_of[name]} is {values[name]!r}: "
           "they mean the same, give one"
         )
-      field_of.setdefault(flag, field)
+      field_of.setdefault(name, field)
   return values, field_of
 
 
@@ -138,6 +138,7 @@ def _flags(field: str, value) -> dict:
     return {"initial_loss_scale": 2.0**value}
   if field.endswith(".enabled"):
     return {"precision": field.removesuffix(".enabled")}
+  # What is left is optimizer.params.betas.
   if len(value) != 2 or max(value) > 1:
     raise ValueError(f"{field} is {value}, not a list of two numbers up to 1")
   return {"beta_1": value[0], "beta_2": value[1]}

@@ -246,8 +246,8 @@ def _planned(plan, config, item: dict) -> training_plan.TrainingPlan:
   # Ranks may have nothing to do at first: a run resumes on any number.
   micro, _ = training_plan.spread(smallest, config.train_batch_size, plan.ranks)
   share = math.ceil(plan.records_per_update / plan.ranks)
-  most = math.ceil(share / micro)
-  plan = dataclasses.replace(plan, micro_batch=micro, accumulation=most)
+  times = math.ceil(share / micro)
+  plan = dataclasses.replace(plan, micro_batch=micro, accumulation=times)
 
   def of(updates: int) -> training_plan.TrainingPlan:
     if first == last:

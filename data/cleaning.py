@@ -161,7 +161,7 @@ def _groups(pieces: list[text_files.Piece]) -> list[list[text_files.Piece]]:
         size = 0
       groups[-1].append(piece)
       size += part_size
-  return groups
+  return groups if pieces else []
 
 
 def _documents(
@@ -180,7 +180,7 @@ def _filter_chunk(
 ) -> None:
   ids: list[bytes] = []
   texts, removed, counts = [], [], filters.Counts()
-  line_hashes, line_documents = [], []  # which are numbered in the chunk
+  line_hashes, line_documents = [], []  # documents' numbers in the chunk
   for document in batch:
     name = " ".join(document.id.split()).encode()
     lines, reason = rules.filters.clean(document.lines, counts)
@@ -229,7 +229,7 @@ class _LinesTask(NamedTuple):
 def _find_recurring(task: _LinesTask, scratch: str) -> None:
   """Finds the lines of more than `max_documents`, and their first documents."""
   blank = np.frombuffer(_line_hash(b""), np.uint64)
-  parts, first = [], 0
+  parts, first = [np.zeros((2, 0), np.uint64)], 0
   for chunk in task.chunks:
     hashes, owners = chunk.array("line_hashes"), chunk.array("line_documents")
     is_ours = (hashes % task.parts == task.part) & (hashes != blank)
@@ -251,7 +251,7 @@ def _find_recurring(task: _LinesTask, scratch: str) -> None:
 def _recurring(files: tuple[str, ...]) -> np.ndarray:
   """Hashes of lines that recur, sorted, and the document that keeps each."""
   lines = np.concatenate([np.load(path) for path in files], axis=1)
-  return lines[:, np.argsort(lines[0])]
+  return np.take(lines, np.argsort(lines[0]), axis=1)  # rows are contiguous
 
 
 def _lines_that_stay(task: "_SignTask") -> np.ndarray:
@@ -387,7 +387,7 @@ class _Corpus:
 
   def texts(self) -> Iterator[tuple[int, bytes]]:
     """(key, sentences on lines) of each document, or piece of a cut one."""
-    keys = self._keys[self._stays].tolist()
+    keys = map(int, self._keys[self._stays])
     texts = itertools.compress(self._items("text"), self._stays)
     for key, text in zip(keys, texts, strict=True):
       if not self.is_cut:
@@ -546,11 +546,10 @@ def _write(
     open(os.path.join(folder, HELDOUT), "wb") as heldout,
   ):
     for key, text in corpus.texts():
-      is_heldout = key < corpus.limit
-      (heldout if is_heldout else train).write(text + b"\n\n")
-      counts = sides[HELDOUT if is_heldout else TRAIN]
-      counts[0] += 1
-      counts[1] += text.count(b"\n") + 1
+      name, f = (HELDOUT, heldout) if key < corpus.limit else (TRAIN, train)
+      f.write(text + b"\n\n")
+      sides[name][0] += 1
+      sides[name][1] += text.count(b"\n") + 1
   removed: collections.Counter[str] = collections.Counter()
   with open(os.path.join(folder, REMOVED), "wb") as f:
     lists = [chunk.texts("removed") for chunk in (*sources, *signed)]

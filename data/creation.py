@@ -98,8 +98,8 @@ def create(
     "version": _PLAN_VERSION,
   }
   del plan["workers"]
-  number = settings.workers.num_workers
-  return share(make, settings.work_folder, plan, worker, number)
+  processes = settings.workers.num_workers
+  return share(make, settings.work_folder, plan, worker, processes)
 
 
 def claim(
@@ -146,8 +146,8 @@ def _load_tokenizer(settings: Settings, worker: work_dir.Worker):
   if lines and not worker.number:
     console.tell(*lines)
   info = encoder.info()
-  case = info.do_lower_case
-  spec = corpus.TokenizerSpec(info.kind, encoder.file, case, info.sha256)
+  lower = info.do_lower_case
+  spec = corpus.TokenizerSpec(info.kind, encoder.file, lower, info.sha256)
   return spec, info
 
 
@@ -327,7 +327,13 @@ class _Making(NamedTuple):
       path = os.path.join(folder, name)
       tasks.append(
         shards.ShardTask(
-          store, path, shard, num_shards, num_blocks, settings, self.tokenizer
+          store,
+          path,
+          shard=shard,
+          num_shards=num_shards,
+          num_blocks=num_blocks,
+          settings=settings,
+          tokenizer=self.tokenizer,
         )
       )
     phase = self.work.phase(shards.build_shard, tasks)

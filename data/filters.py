@@ -296,7 +296,7 @@ class _Measure:
     **fixed,
   ):
     """`options` of the filter, with types, and `fixed` are its keywords."""
-    self.of = functools.partial(function, **fixed)
+    self.of = functools.partial(function, **fixed) if fixed else function
     self.options = options or {}
     self.most = most  # for one of lines: no line of a document has more
 
@@ -358,12 +358,12 @@ class _Filter(NamedTuple):
 
 class _LineFilter(_Filter):
   def apply(self, document: _Document, counts: "Counts") -> _Document | None:
-    _, measure, _, low, high = self
-    if low == -math.inf and measure.most and measure.most(document) <= high:
+    low, high, of, most = self.min, self.max, self.measure.of, self.measure.most
+    if low == -math.inf and most and most(document) <= high:
       return document
     left = []
     for line in document.all_lines:
-      if not line or low <= measure.of(line) <= high:
+      if not line or low <= of(line) <= high:
         left.append(line)
       else:
         counts.add(self.label, line, lines=1)
@@ -404,7 +404,7 @@ def _filter(line: dict) -> _Filter | _Citations:
   del options["filter"]
   has_bound = "min" in options or "max" in options
   low, high = options.pop("min", -math.inf), options.pop("max", math.inf)
-  known = " ".join(measure.options).replace("?", "").split()
+  known = [key.removesuffix("?") for key in measure.options]
   unknown = sorted(options.keys() - set(known))
   if unknown or not has_bound:
     said = ", ".join([f"the filter {name} has min, max or both", *known])

@@ -83,9 +83,9 @@ class Order:
   def _in_blocks(self, places, epoch):
     """The records at places of an epoch whose windows are not shuffled yet."""
     blocks, offsets = np.divmod(places, self.block)
-    count, key = self.count // self.block, (self.seed, epoch, _OF_BLOCKS)
-    whole = blocks < count
-    blocks[whole] = permute(blocks[whole], count, *key)
+    whole_blocks = self.count // self.block
+    whole, key = blocks < whole_blocks, (self.seed, epoch, _OF_BLOCKS)
+    blocks[whole] = permute(blocks[whole], whole_blocks, *key)
     first = permute(np.zeros(1, np.int64), self.count, self.seed, epoch)
     return (first + blocks * self.block + offsets) % self.count
 

@@ -100,7 +100,7 @@ class Phase:
     self.kept = len(tasks) - self._offer()  # those done before
 
   def _offer(self) -> int:
-    """Has the pool take each task that is still free when its turn comes."""
+    """Has the pool take free tasks in turn; returns how many are not done."""
     start, pool = self._work
     take_and_do = functools.partial(
       leases.do, self._function, start.leases, start.gone

@@ -30,8 +30,8 @@ def local_zeros(name: str, shape: list) -> tf.Variable:
   )
 
 
-def clear(variables) -> tf.Operation:
-  """Sets all to 0."""
+def clear(variables: list[tf.Variable]) -> tf.Operation:
+  """An op that sets float32 variables to 0."""
   cleared = []
   for variable in variables:
     zeros = tf.zeros(variable.shape)

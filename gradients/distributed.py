@@ -192,8 +192,8 @@ class _HorovodComm(Comm):
     # Sum, not Average: each rank's loss is already divided by the counts of the
     # global batch, so an average over ranks would be a mean of means.
     kinds = self._hvd.Compression
-    wire = kinds.fp16 if fp16 else kinds.none
-    return dict(op=self._hvd.Sum, compression=wire, process_set=self._ranks)
+    kind = kinds.fp16 if fp16 else kinds.none
+    return dict(op=self._hvd.Sum, compression=kind, process_set=self._ranks)
 
   def distributed_optimizer(self, optimizer, groups, fp16=False):
     return self._hvd.DistributedOptimizer(

@@ -36,8 +36,9 @@ class LAMBOptimizer(moments.MomentOptimizer):
     direction = self._direction
     if layout.norm_communicates:  # else all of the update is one program
       direction = jit.compiled(direction, jit.UPDATE)
-    moved = direction(gradient, weights, *slots, *corrections, decay)
-    update, *new_slots = moved
+    update, *new_slots = direction(
+      gradient, weights, *slots, *corrections, decay
+    )
     norms = layout.norm(weights, variable), layout.norm(update, variable)
     ratio = self._trust_ratio(*norms)
     self.trust_ratios.append(ratio)

@@ -124,8 +124,10 @@ class MomentOptimizer(tf.train.Optimizer):
     updates = []
     for (gradient, variable), own_slots in zip(pairs, slots, strict=True):
       gradient = tf.convert_to_tensor(gradient)
-      options = corrections, layout.decay(self.decay_rate, variable), layout
-      updates.append(self._update(gradient, variable, own_slots, *options))
+      decay = layout.decay(self.decay_rate, variable)
+      updates.append(
+        self._update(gradient, variable, own_slots, corrections, decay, layout)
+      )
     counted = tf.no_op()
     if self.bias_correction:
       with tf.control_dependencies(updates):

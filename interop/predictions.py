@@ -100,21 +100,21 @@ class Predictor:
   def predict(self, inputs: Sequence[Input]) -> list[dict]:
     """Predictions in order; `UserError` for an input that does not fit."""
     groups = collections.defaultdict(list)
-    names = []
-    for text in inputs:
+    for number, text in enumerate(inputs):
       self._note_other_masks(text)
-      names.append(self._signature(text))
-      groups[names[-1]].append(text)
-    predictions = {}
-    for name, group in groups.items():
+      groups[self._signature(text)].append(number)
+    predictions: list[dict] = [{}] * len(inputs)
+    for name, numbers in groups.items():
+      group = [inputs[number] for number in numbers]
       if name == _SPAN:
         of_group = self._answers(group)
       elif name == _TOKENS:
         of_group = self._labelled(group)
       else:
         of_group = self._texts(name, group)
-      predictions[name] = iter([*of_group])
-    return [next(predictions[name]) for name in names]
+      for number, prediction in zip(numbers, of_group, strict=True):
+        predictions[number] = prediction
+    return predictions
 
   @property
   def reads(self) -> str | None:
@@ -163,7 +163,7 @@ class Predictor:
     return np.flatnonzero(ids == self._tokenizer.mask_id)
 
   def _encode(self, name: str, one: Input) -> tuple:
-    """A prediction that has only the texts, ids and segments."""
+    """(prediction that has only the texts, ids, segments) of an input."""
     columns = self._task.get("columns") if name == "classifier" else None
     if columns and (one.pair is None) != (columns["text_pair"] is None):
       wanted = "pairs" if columns["text_pair"] else "single texts"
@@ -297,8 +297,8 @@ class Predictor:
     rows = windows.of_words(count, words, shares.argmax(axis=-1))
     highest = windows.of_words(count, words, shares.max(axis=-1))
     # SILENT is the last one.
-    names = np.array([*self._names(shares.shape[-1]), entities.OUTSIDE])
-    return names[rows.astype(int)].tolist(), highest
+    names = [*self._names(shares.shape[-1]), entities.OUTSIDE]
+    return [names[row] for row in rows.astype(int)], highest
 
   def _answers(self, inputs) -> Iterator[dict]:
     questions = []

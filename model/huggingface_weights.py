@@ -122,7 +122,8 @@ def _joined(
     value = values[weight.name]
     parts.append(value.T if weight.is_kernel else value)
   # safetensors writes the memory as it is, so it must be contiguous.
-  return np.ascontiguousarray(np.concatenate(parts))
+  whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
+  return np.ascontiguousarray(whole)
 
 
 def _parted(

@@ -233,8 +233,8 @@ def prepare(
     work.start.finish()
     return lines
 
-  worker, number = worker or work_dir.alone(), settings.workers.num_workers
-  return share(make, train.place_of_work(), plan, worker, number)
+  worker, processes = worker or work_dir.alone(), settings.workers.num_workers
+  return share(make, train.place_of_work(), plan, worker, processes)
 
 
 def main(settings: CorpusSettings) -> None:

@@ -43,6 +43,7 @@ def finish(
       *_profile_lines(run, training),
       _why_it_ended(run, training, step),
     ]
+    # Commands for the model, once there is one and no stage follows.
     is_over = run.task.plan.stage.is_last or training["stopped_early"]
     if step and is_over and not training["stopped"]:
       lines += next_steps.lines(run.job.next_steps)

@@ -148,8 +148,8 @@ class PlannedRanks(distributed.Comm):
 def _measured(job: Job, size: int) -> Measured:
   # To ask a GPU would begin TensorFlow's, before its settings are made.
   config, program_mb = job.config, reporting.host_peak_mb()
-  most = min(2, job.plan.accumulation)
-  plan = dataclasses.replace(job.plan, micro_batch=size, accumulation=most)
+  times = min(2, job.plan.accumulation)
+  plan = dataclasses.replace(job.plan, micro_batch=size, accumulation=times)
   comm = distributed.settled(
     PlannedRanks(job.ranks, job.here or 1, config.tensor_parallel),
     config.num_threads,
