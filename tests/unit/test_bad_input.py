@@ -284,12 +284,15 @@ def test_utf_8_with_a_byte_order_mark(tmp_path):
 
 
 def test_a_line_of_10_megabytes(create):
+  """In a time that a look back at each word would not take."""
+  began = time.monotonic()
   line = (b"a" * 249 + b" ") * (10_000_000 // 250)
   counts = create(
     b"a b. \n\n" + line + b"\n\nc d.\n",
     dynamic_masks=True, max_seq_length=512, dupe_factor=1,
   )  # fmt: skip
   assert counts["documents"] == 3 and counts["tokens"] >= 40_000
+  assert time.monotonic() - began < runs.HANG_SECONDS / 10
 
 
 def test_a_million_empty_lines(create):

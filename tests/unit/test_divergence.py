@@ -27,15 +27,18 @@ def diverge(tiny_run, folder, **changes):
 
 
 def saved(folder):
-  return sorted(path.stem for path in folder.glob("model*.index"))
+  return sorted(path.stem for path in folder.glob("model*.json"))
 
 
 def losses(folder):
-  """Update -> the loss of its evaluation."""
-  return {
+  """Update -> the loss of its one evaluation."""
+  reports = read_jsonl(str(folder / "eval_metrics.jsonl"))
+  of_updates = {
     e["global_step"]: e["masked_lm_loss"] + e["next_sentence_loss"]
-    for e in read_jsonl(str(folder / "eval_metrics.jsonl"))
+    for e in reports
   }
+  assert len(of_updates) == len(reports)
+  return of_updates
 
 
 def test_it_stops_and_names_variable_update_records_and_command(

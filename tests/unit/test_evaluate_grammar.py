@@ -370,6 +370,9 @@ def test_a_run_folder_with_its_records(
   # Without the records; where it may not be written it is shown only.
   for path in tmp_path.glob("data-*"):
     path.unlink()
+  evaluate_grammar.evaluate(settings, str(run), Comm())
+  capsys.readouterr()
+  assert "unigram" not in runs.read_json(run, "grammar_results.json")
   (run / "grammar_results.json").unlink()
   monkeypatch.setattr(os, "access", lambda path, mode: path != str(run))
   evaluate_grammar.evaluate(settings, str(run), Comm())

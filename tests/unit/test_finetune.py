@@ -525,7 +525,7 @@ def test_resumed_equals_never_stopped(tmp_path, request, trained, name):
   make = request.getfixturevalue(name)
   whole, part = tmp_path / "whole", tmp_path / "part"
   trained(name, whole)
-  shutil.copytree(whole, part)
+  finetuning_runs.copy_run(whole, part)
   for path in glob.glob(f"{part}/model.ckpt-*"):
     if ".ckpt-10." not in path:
       os.remove(path)

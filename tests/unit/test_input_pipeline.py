@@ -395,8 +395,9 @@ def failing(source, build):
   """`explain` of the numbers of a batch, of batches whose reading fails."""
   with tf.Graph().as_default():
     batches = build()
-    with pytest.raises(tf.errors.OpError):
+    with pytest.raises(tf.errors.OpError) as error:
       read_batches(batches, 0, 2)
+    assert not isinstance(error.value, tf.errors.OutOfRangeError)
   return lambda number: source.explain(batches.numbers(number))
 
 

@@ -642,9 +642,8 @@ def test_a_model_trained_without_segments_gets_none(folders):
   run["data"] = {"files": [], "tokenizer": dataclasses.asdict(info)}
   path = pathlib.Path(folders["pretraining"], "run.json")
   pair = Input("a [MASK]", "b")
-  segments = lambda: predictor(folders["pretraining"])._encode(
-    "masked_lm", pair
-  )[1]
+  encode = lambda: predictor(folders["pretraining"])._encode("masked_lm", pair)
+  segments = lambda: encode()[2]
   assert segments().any()
   path.write_text(json.dumps({"runs": [run]}))
   try:
@@ -657,6 +656,20 @@ def test_a_model_trained_without_segments_gets_none(folders):
     assert not segments().any()
   finally:
     path.unlink()
+
+
+def test_the_command_answers_a_file(folders, both, tmp_path, capsys):
+  """To its end, without a traceback."""
+  lines = tmp_path / "lines.txt"
+  lines.write_text("a [MASK]\na\tb\n")
+  settings = predict.Settings(input=str(lines), json=True, top_k=1)
+  before = signal.getsignal(signal.SIGPIPE)
+  try:
+    predict.main(settings, folders["pretraining"] + ".export")
+  finally:
+    signal.signal(signal.SIGPIPE, before)
+  first, second = map(json.loads, capsys.readouterr().out.splitlines())
+  assert first["masks"][0][0]["word"] == "c" and "is_next" in second
 
 
 def test_the_command_ends_with_its_reader(folders, both, tmp_path):

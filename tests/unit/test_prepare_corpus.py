@@ -265,6 +265,8 @@ def test_any_workers_write_the_same(tmp_path, prepare, mixed):
   prepare(**mixed)
   want = contents(tmp_path / "out")
   assert " ".join(want) == "heldout.txt removed.tsv report.html train.txt"
+  prepare(out="two", num_workers=2, **mixed)
+  assert contents(tmp_path / "two") == want
   mixed["corpus"] = f"{tmp_path}/a.jsonl"
   # The command, which reads in one piece, too.
   flags = {"output_dir": f"{tmp_path}/processes", "num_workers": 2, **mixed}

@@ -212,7 +212,6 @@ def matmul_flops(graph, session=None):
 
 
 # The gradient of a mean's mask: in the graph, but no run asks for it.
-# The gradient of a mean's mask: in the graph, but no run asks for it.
 UNREAD = {"mean": 2 * 4 * 3 * TINY["hidden_size"] * 32}
 
 

@@ -942,6 +942,7 @@ def test_the_run_folder_says_what_was_run(tiny_run, tmp_path):
 )
 def test_settings_that_cannot_be(tiny_run, tmp_path, changes, words):
   config, files = tiny_run
+  changes = dict(changes)  # the table's
   if most := changes.pop("max_position_embeddings", None):
     short = tmp_path / "short.json"
     config = write_config(short, max_position_embeddings=most)

@@ -379,13 +379,16 @@ MOVING = {"masks": MaskConfig(masked_lm_prob=(0.3, 0.15))}
     ({"learning_rate": -1}, {}, "learning_rate=-1.0"),
     ({"global_rope_theta": 9.0}, {}, "needs rotary positions"),
     ({"global_rope_theta": 9.0}, TURNED, "theta in the last stage"),
-    ({"global_rope_theta": -1.0}, TURNED, "global_rope_theta"),
+    ({"global_rope_theta": -1.0}, TURNED, "global_rope_theta is -1.0, not > 0"),
   ],
 )
 def test_stages_that_cannot_be(tiny_run, tmp_path, item, changes, words):
   item = {"num_train_steps": 9, **item}
   given = {name: value for name, value in item.items() if value is not None}
-  items = [given] * (2 if given.get("global_rope_theta", -1) > 0 else 1)
+  # The last stage has no wavelength of its own, unless that is what is wrong.
+  items = [given] * (2 if item.get("global_rope_theta") == 9.0 else 1)
+  if item.get("global_rope_theta") == -1.0:
+    items.append({"num_train_steps": 9})
   with pytest.raises(UserError, match=words):
     runs.pretrain(tiny_run, tmp_path / "run", **staged(*items, **changes))
 
@@ -411,9 +414,12 @@ def test_tokens_end_a_stage(tiny_run):
   """Records without a manifest count as full: 32 tokens."""
 
   def sizes(records, batch):
-    item = {"num_train_tokens": 32 * records - 1, "global_batch_size": batch}
-    plan = first_plan(tiny_run, item)
-    return [size for updates, size in plan.sizes() for _ in range(updates)]
+    plans = []
+    for tokens in (32 * records - 1, 32 * records):
+      item = {"num_train_tokens": tokens, "global_batch_size": batch}
+      plans.append(list(first_plan(tiny_run, item).sizes()))
+    assert plans[0] == plans[1]
+    return [size for updates, size in plans[0] for _ in range(updates)]
 
   assert sizes(36, 12) == [12] * 3
   # Two updates of 4 and 8 records, then full ones of 12.
