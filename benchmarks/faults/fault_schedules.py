@@ -283,7 +283,7 @@ def newest_checkpoints(output_dir: str) -> list[int]:
   """Updates of those that are whole, newest first."""
   files, whole = checkpoint_files.CheckpointFiles(output_dir, 1), []
   for step in files.steps():
-    with contextlib.suppress(checkpoint_files.CheckpointError):
+    with contextlib.suppress(errors.UserError):
       files.check(step)
       whole.append(step)
   return whole
