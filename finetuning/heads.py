@@ -42,7 +42,7 @@ def encode(batch, config, is_training: bool, dropout_seed=None, **parts):
   )
 
 
-def _logits(head: Head, labels: int, output, config, is_training, dropout_seed):
+def _logits(head: Head, output, labels: int, config, is_training, dropout_seed):
   """`label_logits` of an output [..., H], after the head's dropout."""
   features = modeling.head_features(output, config.bert, config.policy)
   rate = config.bert.hidden_dropout_prob if is_training else 0.0
@@ -79,7 +79,7 @@ def classification(
   model = encode(batch, config, is_training, dropout_seed, places=nowhere)
   pooled = model.get_pooled_output()
   settings = config, is_training, dropout_seed
-  matmul, bias = _logits(tasks.LABELS, labels, pooled, *settings)
+  matmul, bias = _logits(tasks.LABELS, pooled, labels, *settings)
   shape = layers.get_shape_list(batch.weights)
   logits = tf.cast(matmul, tf.float32) + bias
   targets = tf.reshape(batch.targets, [-1])
@@ -151,7 +151,7 @@ def tokens(
   model = encode(batch, config, is_training, dropout_seed, with_pooler=False)
   sequence = model.get_sequence_output()
   settings = config, is_training, dropout_seed
-  matmul, bias = _logits(tasks.TOKENS, labels, sequence, *settings)
+  matmul, bias = _logits(tasks.TOKENS, sequence, labels, *settings)
   rows, length = layers.get_shape_list(batch.targets)
   targets = tf.reshape(batch.targets, [-1])
   both = kernels.cross_entropy(  # [2, B * S]: losses, and what is right

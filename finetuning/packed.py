@@ -141,8 +141,8 @@ class PackedSource:
 
   def plan(self, config, ranks: int) -> training_plan.TrainingPlan:
     accumulation = config.num_accumulation_steps
-    batch = config.train_batch_size * ranks * (accumulation or 1)
-    batch = config.global_batch_size or batch
+    of_ranks = config.train_batch_size * ranks * (accumulation or 1)
+    batch = config.global_batch_size or of_ranks
     if batch > len(self.examples):
       raise UserError(
         f"{self._path}: its {len(self.examples)} examples are fewer than one "

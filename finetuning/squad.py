@@ -117,8 +117,8 @@ class SquadSource(packed.PackedSource):
     self._config, self._skips = config, part == "train"
     answered = part != "predict"
     self.questions = read_squad(path, config.version_2_with_negative, answered)
-    encode, tokenizer = windows.encode_questions, config.tokenizer()
-    self._windows, answers = encode(tokenizer, self.questions, config)
+    both = windows.encode_questions(config.tokenizer(), self.questions, config)
+    self._windows, answers = both
     self._lost = _not_found(path, self.questions, answers) if answered else []
     lost = set(self._lost)
     if self._skips:
@@ -126,10 +126,10 @@ class SquadSource(packed.PackedSource):
     examples = []
     for window in self._windows:
       number, weight = window.question, float(window.question not in lost)
-      where, ends = self.questions[number].id, answers[number]
-      target = windows.target_span(window, ends)
+      target = windows.target_span(window, answers[number])
+      name = self.questions[number].id
       examples.append(
-        packed.Example(window.ids, window.segments, where, target, weight)
+        packed.Example(window.ids, window.segments, name, target, weight)
       )
     super().__init__(path, examples, config)
     # Targets count from the row's first token.
