@@ -83,6 +83,12 @@ def _leave(number, _) -> None:
   sys.exit(STOPPED_STATUS)
 
 
+def end_as_decided() -> None:
+  """From now on no signal changes the exit status; Python's own end would."""
+  for number in STOP_SIGNALS:
+    signal.signal(number, signal.SIG_IGN)
+
+
 @functools.cache  # another thread tells it, too
 def _tell_stopped(number: int) -> None:
   name = signal.Signals(number).name

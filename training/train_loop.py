@@ -325,7 +325,7 @@ class Evaluations:
     return Stop.NO_BETTER if run.comm.from_root(since) >= limit else None
 
 
-def run_main(main: Callable[[list], None], arguments: int | None = 0) -> None:
+def run_main(main: Callable[[list], None]) -> None:
   """`errors.run_main`; lost ranks, missing memory and stops are a line, too."""
 
   def wrapped(argv):
@@ -335,4 +335,7 @@ def run_main(main: Callable[[list], None], arguments: int | None = 0) -> None:
       raise evaluation.clear_error(e) from e
 
   errors.leave_when_asked()
-  errors.run_main(wrapped, arguments)
+  try:
+    errors.run_main(wrapped)
+  finally:
+    errors.end_as_decided()

@@ -201,7 +201,7 @@ def test_a_training_without_memory_ends_in_one_line(
   monkeypatch.setattr(tf.Session, "run", without_memory)
   monkeypatch.setattr(sys, "argv", ["run_pretraining.py"])
   monkeypatch.setattr(errors.app, "run", lambda main, **_: main(sys.argv))
-  monkeypatch.setattr(errors, "leave_when_asked", lambda: None)
+  monkeypatch.setattr(errors, "STOP_SIGNALS", ())
   with pytest.raises(SystemExit) as ended:
     train_loop.run_main(lambda _: runs.pretrain(tiny_run, tmp_path / "run"))
   assert ended.value.code == 1

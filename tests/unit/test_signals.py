@@ -145,6 +145,28 @@ def test_a_stop_while_ranks_look_for_each_other(launcher, names):
   assert launcher == ["nohup"] or said.count("\n") == 1
 
 
+ENDING = """
+import atexit, os, signal, sys
+from training import train_loop
+ask = lambda: os.kill(os.getpid(), signal.SIGINT)
+atexit.register(ask)
+class Last:
+  def __del__(self):
+    ask()
+last = Last()  # goes after Python has put back what signals do by default
+train_loop.run_main(lambda _: print("done"))
+"""
+
+
+def test_no_signal_changes_how_a_run_has_ended():
+  done = subprocess.run(
+    [sys.executable, "-c", ENDING], cwd=runs.ROOT, capture_output=True,
+    text=True, timeout=runs.HANG_SECONDS,
+  )  # fmt: skip
+  assert (done.returncode, done.stdout) == (0, "done\n")
+  assert "stopped" not in done.stderr and "Traceback" not in done.stderr
+
+
 @pytest.fixture
 def dispositions():
   """Those of signals, which are put back at the end."""
