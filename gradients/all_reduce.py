@@ -3,6 +3,9 @@
 `AllReduce` is the base of the other exchanges, too; `optimization` chooses one.
 """
 
+import collections
+import itertools
+
 import numpy as np
 
 from common.tensorflow_v1 import tf
@@ -19,8 +22,20 @@ def half_squares(gradients) -> tf.Tensor:
 
 
 def _half_squares(*gradients):
-  """One program: `tf.nn.l2_loss` would be launched for each gradient."""
-  return tf.stack([0.5 * tf.reduce_sum(tf.square(g)) for g in gradients])
+  """One program: `tf.nn.l2_loss` would be launched for each gradient.
+
+  Vectors of one length are summed by one kernel, since most gradients are such.
+  """
+  groups = collections.defaultdict(list)  # places in `gradients`
+  for place, gradient in enumerate(gradients):
+    shape = tuple(gradient.shape.as_list())
+    groups[shape if len(shape) == 1 else place].append(place)
+  sums = []
+  for places in groups.values():
+    squares = tf.square(tf.stack([gradients[place] for place in places]))
+    sums.append(tf.reduce_sum(squares, axis=[*range(1, squares.shape.ndims)]))
+  places = list(itertools.chain(*groups.values()))
+  return 0.5 * tf.gather(tf.concat(sums, axis=0), np.argsort(places))
 
 
 def local_zeros(name: str, shape: list) -> tf.Variable:

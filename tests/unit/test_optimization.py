@@ -10,6 +10,7 @@ import mixed_precision
 import optimization
 from common.errors import UserError
 from common.tensorflow_v1 import tf
+from gradients import all_reduce
 from gradients.distributed import AllreduceConfig, Comm
 from gradients.optimizers import OptimizerConfig
 from mixed_precision import LossScaleConfig
@@ -364,3 +365,16 @@ def test_create_optimizer_is_google_berts():
 def test_create_optimizer_refuses_a_tpu():
   with pytest.raises(ValueError, match="use_tpu"):
     optimization.create_optimizer(tf.constant(0.0), 1e-4, 10, 1, use_tpu=True)
+
+
+def test_squares_for_a_gpu_are_those_for_a_cpu(monkeypatch):
+  """In the gradients' order, though vectors of one length are added at once."""
+  shapes = [3], [2, 2], [5], [3], [2, 2], [1], [3]
+  draw = np.random.default_rng(1).standard_normal
+  gradients = [draw(shape).astype(np.float32) for shape in shapes]
+  want = [0.5 * np.sum(gradient**2) for gradient in gradients]
+  for on_gpu in (False, True):
+    monkeypatch.setattr(jit, "on_gpu", functools.partial(bool, on_gpu))
+    with tf.Graph().as_default(), jit.mode("layers"), tf.Session() as session:
+      got = session.run(all_reduce.half_squares([*map(tf.constant, gradients)]))
+    np.testing.assert_allclose(got, want, rtol=1e-6)
