@@ -129,14 +129,12 @@ class BertModel:
       policy,
     )  # fmt: skip
     seed = hashed_seed(dropout_seed)
-    layer = LayerConfig(
-      config, seed, policy, tuple(recompute), slices, groups if triton else None
-    )
+    layer = LayerConfig(config, policy, tuple(recompute), slices, triton)
     self.places = places
     with tf.variable_scope(scope, default_name="bert"):
       with tf.variable_scope("embeddings"):
         embedded = self._embed(
-          input_ids, token_type_ids, layout, layer, use_one_hot_embeddings
+          input_ids, token_type_ids, layout, layer, use_one_hot_embeddings, seed
         )
       if with_pooler and config.pools_all_tokens:
         places = None
@@ -145,12 +143,12 @@ class BertModel:
         places = tf.concat([places, firsts], axis=1)
       with tf.variable_scope("encoder"):
         self.all_encoder_layers = encoder_layers(
-          *embedded, spans, layer, places
+          *embedded, spans, layer, places, seed
         )
       self.sequence_output = self.all_encoder_layers[-1]
       self.pooled_output = self._pool(layout, layer) if with_pooler else None
 
-  def _embed(self, input_ids, token_type_ids, layout, layer, use_one_hot):
+  def _embed(self, input_ids, token_type_ids, layout, layer, use_one_hot, seed):
     """What the first layer reads, and its residual, None if it is the same."""
     config, norm = layer.bert, Norm.of(layer.bert)
     words, self.embedding_table = embedding_lookup(
@@ -170,7 +168,7 @@ class BertModel:
       initializer_range=config.initializer_range,
       max_position_embeddings=config.max_position_embeddings,
       dropout_prob=config.dropout_after("embedding"),
-      dropout_seed=layer.dropout_seed,
+      dropout_seed=seed,
       policy=layer.policy,
       position_ids=layout.positions,
       norm=norm if config.embedding_norm else None,

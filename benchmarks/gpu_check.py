@@ -140,7 +140,7 @@ def main(_) -> None:
   size = config.train_batch_size
   flops = model_flops.total(config.matmuls(size, shape))
   tell("making the graph ...")
-  case = {"step": Step, "layers": Layers}[config.xla](config)
+  case = Step(config) if config.xla == "step" else Layers(config)
   for name in FLAGS.gpus:
     tell(f"compiling {len(case.modules)} programs for {name} ...")
     line = {

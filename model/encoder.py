@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import mixed_precision
 from common.tensorflow_v1 import tf
-from model import kernels, triton_kernels, weights
+from model import kernels, layer_programs, triton_kernels, weights
 from model.attention import Span, attention, mask_bias
 from model.bert_config import BertConfig
 from model.layers import (
@@ -168,12 +168,10 @@ class LayerConfig:
   """A layer, and how this run computes it; a slice has N / slices heads."""
 
   bert: BertConfig
-  dropout_seed: tf.Tensor | None = None  # of `hashed_seed`
   policy: mixed_precision.Policy = mixed_precision.FP32
   recompute: tuple = ()  # names of `RECOMPUTE`
   slices: Slices = WHOLE
-  # `triton_kernels.groups`, if whole layers attend by it.
-  groups: tuple | None = None
+  triton: bool = False  # by `triton_kernels`, where they compute it
 
   @property
   def own_heads(self):
@@ -274,7 +272,7 @@ def _head_groups(config, tokens) -> list:
 
 def _is_flash(config, tokens) -> bool:
   """Whether a layer attends by `triton_kernels`."""
-  return config.groups is not None and tokens.places is None
+  return config.triton and tokens.places is None
 
 
 def _self_attention(hidden, queries, span, tokens, layer, config, seed):
@@ -291,7 +289,7 @@ def _self_attention(hidden, queries, span, tokens, layer, config, seed):
     return triton_kernels.attend(
       tf.matmul(copied, layer[weights.QUERY].kernel),
       layer[weights.QUERY].bias,
-      config.groups,
+      span.groups,
       seed,
       shape=(tokens.batch, tokens.length, end - first),
       keep_prob=keep_prob,
@@ -367,7 +365,7 @@ def _end_of_block(
     kernel = kernels.layer_norm
     return normalized(kernel, [total], variables, norm=norm, **types), residual
   kernel = kernels.add_and_norm
-  if config.groups is not None and triton_kernels.norms(config):
+  if config.triton and triton_kernels.norms(config):
     kernel = triton_kernels.add_and_norm
   if "layer_norm" in config.recompute:
     kernel, static = kernels.invertible_add_and_norm, static | types
@@ -398,7 +396,7 @@ def transformer_layer(hidden, residual, span, tokens, config, seeds):
     with tf.variable_scope(scope):
       norm = norm_weights(config.bert.hidden_size, Norm.of(config.bert))
       norms.append(norm)
-  return jit.whole_layer(
+  return layer_programs.whole_layer(
     _with_weights, hidden, residual, variables, norms, span, tokens, attending,
     seeds, config=config,
   )  # fmt: skip
@@ -446,13 +444,16 @@ def _with_weights(
     )
 
 
-def encoder_layers(input_tensor, residual, spans, config, places=None):
+def encoder_layers(
+  input_tensor, residual, spans, config, places=None, dropout_seed=None
+):
   """Every layer's output, https://arxiv.org/abs/1706.03762 section 3.1.
 
   The input is float [B, S, H], and so is the first `residual`, if it is not the
   same tensor but None; `spans` are of layers that attend to all tokens, and of
   the others. The outputs are policy.attention [B, S, H]; of the last layer
-  [B, P, H] with `places`, int [B, P], where alone it is wanted.
+  [B, P, H] with `places`, int [B, P], where alone it is wanted. `dropout_seed`
+  is of `hashed_seed`.
   """
   bert = config.bert
   input_shape = get_shape_list(input_tensor, expected_rank=3)
@@ -464,7 +465,7 @@ def encoder_layers(input_tensor, residual, spans, config, places=None):
   everywhere, near = spans
   count = _SITES_PER_LAYER
   seeds = site_seeds(
-    config.dropout_seed, _EMBEDDING_SITE + 1, count * bert.num_hidden_layers
+    dropout_seed, _EMBEDDING_SITE + 1, count * bert.num_hidden_layers
   )
   for number in range(bert.num_hidden_layers):
     is_last = number == bert.num_hidden_layers - 1

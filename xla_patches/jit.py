@@ -118,14 +118,26 @@ def takes_dynamic_shapes() -> bool:
   return _current.get()[2]
 
 
+def is_mode(name: str) -> bool:
+  """Whether the graph is built by this one of `MODES`."""
+  return _current.get()[0] == name
+
+
+def shared(key, make):
+  """What make() has given for this key; a graph has one for each."""
+  programs = _current.get()[1]
+  if key not in programs:
+    programs[key] = make()
+  return programs[key]
+
+
 def compiled(function, modes=LAYERS, **static):
   """`function` of tensors, as one program if the mode is one of `modes`.
 
   It is pure or assigns to variables; `static` arguments are hashable. A graph
   has one program for each function, static arguments and shapes.
   """
-  name, programs, _ = _current.get()
-  if name not in modes:
+  if _current.get()[0] not in modes:
     return functools.partial(function, **static)
   graph = tf.get_default_graph()
 
@@ -133,38 +145,5 @@ def compiled(function, modes=LAYERS, **static):
     with _variables_of(graph):
       return function(*tensors, **named, **static)
 
-  return _program(programs, (function, *sorted(static.items())), traced)
-
-
-def _program(programs: dict, key: tuple, traced):
-  """The one of `programs` for a key, or a new one that traces so."""
-  if key not in programs:
-    programs[key] = tf.function(traced, autograph=False, jit_compile=True)
-  return programs[key]
-
-
-def whole_layer(function, *arguments, **static):
-  """function(*arguments, **static), as one program in the mode whole_layers.
-
-  Its gradient is another. `arguments` may be nested; what is no tensor in them
-  is hashable, as `static` is. Layers of one structure have the same programs.
-  """
-  name, programs, _ = _current.get()
-  if name != "whole_layers":
-    return function(*arguments, **static)
-  leaves = tf.nest.flatten(arguments)
-  # An argument that is given twice stays one, of which kernels ask.
-  places = {id(leaf): place for place, leaf in reversed([*enumerate(leaves)])}
-  first = tuple(places[id(leaf)] for leaf in leaves)
-  others = tuple(None if tf.is_tensor(leaf) else leaf for leaf in leaves)
-  structure = tf.nest.map_structure(tf.is_tensor, arguments)
-
-  def traced(*tensors):
-    given = iter(tensors)
-    filled = [next(given) if tf.is_tensor(leaf) else leaf for leaf in leaves]
-    nested = tf.nest.pack_sequence_as(arguments, [filled[n] for n in first])
-    with mode("step"):
-      return function(*nested, **static)
-
-  key = (function, repr(structure), first, others, *sorted(static.items()))
-  return _program(programs, key, traced)(*filter(tf.is_tensor, leaves))
+  program = lambda: tf.function(traced, autograph=False, jit_compile=True)
+  return shared((function, *sorted(static.items())), program)

@@ -15,7 +15,7 @@ import run_pretraining
 from common.tensorflow_v1 import tf
 from gradients import distributed
 from gradients.distributed import Comm
-from model import encoder
+from model import encoder, layer_programs
 from training import elastic, training_run
 from xla_patches import jit
 
@@ -137,6 +137,41 @@ def test_layers_share_their_programs(mode):
   assert len(set(programs)) == kinds
 
 
+def test_between_a_layers_programs_each_tensor_is_once():
+  """Not what is given, constants, or zeros; gradients are those without."""
+
+  def layer(x, weights, count):
+    heads = tf.transpose(tf.matmul(x, weights), [1, 0])  # of a constant
+    product, aside = tf.identity_n([heads, x])
+    result = tf.identity(product) * tf.exp(product)
+    return result, result, tf.stop_gradient(aside), count + 1
+
+  values = np.arange(6.0, dtype=np.float32).reshape(2, 3) / 6, np.eye(3)
+  found = {}
+  for mode in ("off", "whole_layers"):
+    with tf.Graph().as_default() as graph, jit.mode(mode):
+      x, weights = (tf.constant(value, tf.float32) for value in values)
+      first, again, aside, count = layer_programs.whole_layer(
+        layer, x, weights, tf.constant(3)
+      )
+      loss = tf.reduce_sum(first + 2.0 * again) + tf.reduce_sum(aside)
+      d_x, d_weights = tf.gradients(loss, [x, weights])
+      with tf.Session() as session:
+        fetches = first, aside, count, d_x, d_weights
+        found[mode] = session.run(fetches)
+  for got, want in zip(found["whole_layers"], found["off"], strict=True):
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+  forward, backward = (
+    op for op in graph.get_operations() if op.type.endswith("PartitionedCall")
+  )
+  # The result, what is aside, the count, the product and its exponential.
+  assert [t.shape.as_list() for t in forward.outputs] == [
+    [3, 2], [2, 3], [], [3, 2], [3, 2]
+  ]  # fmt: skip
+  read = {t.ref() for t in backward.inputs}
+  assert {x.ref(), weights.ref()} < read and len(read) == len(backward.inputs)
+
+
 def graphs():
   """Those that are used, functions' too."""
   gc.collect()
@@ -146,7 +181,8 @@ def graphs():
 
 
 @pytest.mark.parametrize(
-  "mode", [pytest.param("off", marks=pytest.mark.slow), "layers", "step"]
+  "mode",
+  [pytest.param("off", marks=pytest.mark.slow), *jit.LAYERS, "step"],
 )
 def test_a_graph_that_is_not_used_any_more_is_gone(tiny_run, tmp_path, mode):
   """With all that is in it: an elastic run makes one after another."""
