@@ -23,20 +23,23 @@ def whole_layer(function, *arguments, **static):
   if not jit.is_mode("whole_layers"):
     return function(*arguments, **static)
   leaves = tf.nest.flatten(arguments)
-  # An argument that is given twice stays one, of which kernels ask.
-  places = {id(leaf): place for place, leaf in reversed([*enumerate(leaves)])}
-  first = tuple(places[id(leaf)] for leaf in leaves)
-  others = tuple(None if tf.is_tensor(leaf) else leaf for leaf in leaves)
-  structure = tf.nest.map_structure(tf.is_tensor, arguments)
-  tensors = [*filter(tf.is_tensor, leaves)]
+  # A tensor that is given twice stays one, of which kernels ask.
+  numbers = {}
+  for leaf in filter(tf.is_tensor, leaves):
+    numbers.setdefault(leaf.ref(), len(numbers))
+  places = [numbers[x.ref()] if tf.is_tensor(x) else None for x in leaves]
+  others = [None if tf.is_tensor(leaf) else leaf for leaf in leaves]
+  structure = repr(tf.nest.map_structure(tf.is_tensor, arguments))
+  tensors = [reference.deref() for reference in numbers]
 
   def layer(*tensors):
-    given = iter(tensors)
-    filled = [next(given) if tf.is_tensor(leaf) else leaf for leaf in leaves]
-    nested = tf.nest.pack_sequence_as(arguments, [filled[n] for n in first])
-    return function(*nested, **static)
+    filled = [
+      other if place is None else tensors[place]
+      for place, other in zip(places, others, strict=True)
+    ]
+    return function(*tf.nest.pack_sequence_as(arguments, filled), **static)
 
-  key = (function, repr(structure), first, others, *sorted(static.items()))
+  key = (function, structure, *places, *others, *sorted(static.items()))
   programs = jit.shared(key, lambda: _LayerPrograms(layer, tensors))
   return programs(*tensors)
 
