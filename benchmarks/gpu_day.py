@@ -38,13 +38,13 @@ from common import json_files
 from common.nvidia import visible_gpus
 from config.pretraining import read_bert
 from training.next_steps import python
+from xla_patches import jit
 
 FLAGS = flags.FLAGS
 PREDICTED = "benchmarks/results/gpu_check.jsonl"
 WORK_DIR = "runs/gpu_day"
 # Of a loss or a norm from float32's on the CPU, over the first updates.
 TOLERANCE = {"fp32": 2e-3, "tf32": 1e-2, "bf16": 3e-2, "fp16": 2e-2}
-MODES = ("off", "auto", "layers", "whole_layers", "step")
 UPDATES = 12
 MEASURING = 20.0  # seconds that are kept for it, when programs are compiled
 BEGAN = time.monotonic()
@@ -470,7 +470,10 @@ def reading() -> dict:
 
 def largest(model: str, length: int) -> dict:
   """The largest micro-batch of a dry run."""
-  said = dry_run(find_batch_size=True, **shape(model, length, 4))
+  given = shape(model, length, 4)
+  if FLAGS.tiny:
+    given["train_batch_size"] = 2048  # not far from what fills a CPU's memory
+  said = dry_run(find_batch_size=True, **given)
   wanted = r"largest micro-batch: --train_batch_size=(\d+)"
   return {"largest_micro_batch": int(re.findall(wanted, said)[-1])}
 
@@ -506,22 +509,24 @@ def items() -> dict[str, Item]:
   """Name -> what is done, the most valuable first."""
   do = functools.partial
   most = [
-    *[("bf16", mode, "packed", False) for mode in MODES],
+    *[("bf16", mode, "packed", False) for mode in jit.MODES],
     ("bf16", "whole_layers", "packed", True),
     ("bf16", "layers", "packed", True),
     ("bf16", "step", "packed", True),
-    *[("fp32", mode, "rows", False) for mode in MODES],
+    *[("fp32", mode, "rows", False) for mode in jit.MODES],
     ("fp16", "layers", "rows", False),
     ("fp16", "step", "rows", True),
     ("tf32", "layers", "rows", False),
     ("tf32", "step", "rows", False),
   ]
-  every = itertools.product(TOLERANCE, MODES, ("rows", "packed"), (False, True))
+  every = itertools.product(
+    TOLERANCE, jit.MODES, ("rows", "packed"), (False, True)
+  )
   rest = [
     case for case in every
     if case not in most
-    # Kernels of Triton are for 16 bits and programs of XLA.
-    and not (case[3] and (case[0].endswith("32") or case[1] == "off"))
+    # Kernels of Triton are for 16 bits and our programs of XLA.
+    and not (case[3] and (case[0].endswith("32") or case[1] not in jit.UPDATE))
   ]  # fmt: skip
   masked, whole = "compiled masked", "whole_layers"
   measured = {
@@ -562,7 +567,7 @@ def items() -> dict[str, Item]:
     "reading": Item(reading, alone=True),
     **speeds,
     "out of memory": Item(out_of_memory, alone=True),
-    "largest": Item(do(largest, "bert_large", 512), alone=True),
+    "largest": Item(do(largest, "bert_large", 512), 300, alone=True),
     **tests(TESTED_LATER),
     **comparisons(rest),
   }

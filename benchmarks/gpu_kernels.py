@@ -22,9 +22,10 @@ from common.tensorflow_v1 import tf
 from config.pretraining import PretrainingConfig
 from data import record_shape
 from gradients import distributed
+from xla_patches import jit
 
 FLAGS = tf.flags.FLAGS
-MODES = ("off", "layers", "whole_layers", "step")
+MODES = [mode for mode in jit.MODES if mode != "auto"]
 
 
 def count(config, comm) -> dict:

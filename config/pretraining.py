@@ -247,7 +247,7 @@ class RunConfig:
       "--precision_policy": (
         policy.attention != tf.float32 and policy.softmax == tf.float32
       ),
-      "--xla=layers or step": self.xla in jit.UPDATE,
+      f"--xla={' or '.join(jit.UPDATE)}": self.xla in jit.UPDATE,
       "BERT's attention: of absolute positions, to all tokens, by biased "
       "heads of equal number": self.bert.has_berts_attention,
       "no attention in --recompute": "attention" not in self.recompute,

@@ -258,7 +258,7 @@ def test_groups_of_tokens():
   [
     (dict(precision="fp32"), "needs attention in 16 bits"),
     (dict(precision_policy=("softmax=bf16",)), "with a float32 softmax"),
-    (dict(xla="off"), "needs --xla=layers or step"),
+    (dict(xla="off"), "needs --xla=layers or whole_layers or step"),
     (dict(recompute=("attention",)), "needs no attention in --recompute"),
   ],
 )
