@@ -281,11 +281,19 @@ class Needs:
       size = (first + size) // 2
 
   def find_largest(self) -> None:
-    """Doubles the size until it does not fit, then halves what is between."""
-    while self._too_large == math.inf:
-      self.measure(2 * self.last.size)
-    while self._too_large > 1 + 1.02 * self.last.size:
-      self.measure((self.last.size + int(self._too_large)) // 2)
+    """Tries what fits by `record_mb`, and a little more, until that does not.
+
+    Then it halves what is between. Each size takes a minute of compiling.
+    """
+    more = 0.02  # of the size that fits
+    while self._too_large > 1 + 1.02 * (fits := self.last.size):
+      size = self._expected
+      if size <= (1 + more) * fits:
+        size = fits + 1 + int(more * fits)
+        more *= 2
+      if size >= self._too_large:
+        size = (fits + int(self._too_large)) // 2
+      self.measure(size)
     self._too_large = self.last.size + 1
 
   def fits(self, size: int) -> bool:
@@ -309,11 +317,16 @@ class Needs:
     return micro_batches * one + self.last.update_seconds
 
   @property
-  def largest(self) -> int:
-    """The largest micro-batch that fits, at most `_FARTHEST` times the last."""
+  def _expected(self) -> int:
+    """What fits by `record_mb`, at most `_FARTHEST` times the last size."""
     more = (self.room_mb - self.last.mb) / max(self.record_mb, 1e-3)
-    size = int(min(self.last.size + more, _FARTHEST * self.last.size))
+    return int(min(self.last.size + more, _FARTHEST * self.last.size))
+
+  @property
+  def largest(self) -> int:
+    """The largest micro-batch that fits, as far as is known."""
     # One that was tried in vain shows that memory is no line in the size.
+    size = self._expected
     return size if size < self._too_large else self.last.size
 
 
