@@ -124,12 +124,16 @@ class BertModel:
     if triton or config.global_attn_every_n_layers > 1:
       shape, packed = [batch_size, seq_length], examples_per_sequence > 1
       groups = triton_kernels.groups(input_mask, shape, packed)
-    spans = attention.spans(
+    everywhere, near = attention.spans(
       config, layout.attention_mask, groups, layout.positions, seq_length,
       policy,
     )  # fmt: skip
+    if triton:
+      everywhere = everywhere._replace(groups=groups)
     seed = hashed_seed(dropout_seed)
-    layer = LayerConfig(config, policy, tuple(recompute), slices, triton)
+    layer = LayerConfig(
+      config, policy, tuple(recompute), slices, triton, is_training
+    )
     self.places = places
     with tf.variable_scope(scope, default_name="bert"):
       with tf.variable_scope("embeddings"):
@@ -143,7 +147,7 @@ class BertModel:
         places = tf.concat([places, firsts], axis=1)
       with tf.variable_scope("encoder"):
         self.all_encoder_layers = encoder_layers(
-          *embedded, spans, layer, places, seed
+          *embedded, (everywhere, near), layer, places, seed
         )
       self.sequence_output = self.all_encoder_layers[-1]
       self.pooled_output = self._pool(layout, layer) if with_pooler else None

@@ -84,9 +84,13 @@ def _leave(number, _) -> None:
 
 
 def end_as_decided() -> None:
-  """From now on no signal changes the exit status; Python's own end would."""
+  """From now on signals are ignored, for the exit status is decided.
+
+  Python's end would restore what they do by default, which ends the process.
+  """
   for number in STOP_SIGNALS:
-    signal.signal(number, signal.SIG_IGN)
+    if signal.getsignal(number) is _leave:  # no second Ctrl-C
+      signal.signal(number, signal.SIG_IGN)
 
 
 @functools.cache  # another thread tells it, too

@@ -31,7 +31,7 @@ class Span(NamedTuple):
   bias: tf.Tensor  # added to scores, policy.softmax
   turns: tuple | None = None  # of `rotary`, float32 [B or 1, 1, S, D / 2] each
   block: int | None = None
-  groups: tuple | None = None  # of `triton_kernels`
+  groups: tuple | None = None  # `triton_kernels.groups`, where it attends
 
 
 def mask_bias(attention_mask, policy):
@@ -55,8 +55,7 @@ def spans(bert, attention_mask, groups, positions, seq_length, policy) -> tuple:
   if turned:
     thetas = bert.global_rope_theta, bert.local_rope_theta
     turns = [rotary(bert, theta, positions, seq_length) for theta in thetas]
-  bias = mask_bias(attention_mask, policy)
-  everywhere = Span(bias, turns[0], groups=groups)
+  everywhere = Span(mask_bias(attention_mask, policy), turns[0])
   if bert.global_attn_every_n_layers == 1:
     return everywhere, None
   block = block_of(bert, seq_length)

@@ -172,6 +172,7 @@ class LayerConfig:
   recompute: tuple = ()  # names of `RECOMPUTE`
   slices: Slices = WHOLE
   triton: bool = False  # by `triton_kernels`, where they compute it
+  is_training: bool = True
 
   @property
   def own_heads(self):
@@ -398,7 +399,7 @@ def transformer_layer(hidden, residual, span, tokens, config, seeds):
       norms.append(norm)
   return layer_programs.whole_layer(
     _with_weights, hidden, residual, variables, norms, span, tokens, attending,
-    seeds, config=config,
+    seeds, trains=config.is_training, config=config,
   )  # fmt: skip
 
 

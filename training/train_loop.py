@@ -325,7 +325,7 @@ class Evaluations:
     return Stop.NO_BETTER if run.comm.from_root(since) >= limit else None
 
 
-def run_main(main: Callable[[list], None]) -> None:
+def run_main(main: Callable[[list], None], arguments: int | None = 0) -> None:
   """`errors.run_main`; lost ranks, missing memory and stops are a line, too."""
 
   def wrapped(argv):
@@ -336,6 +336,6 @@ def run_main(main: Callable[[list], None]) -> None:
 
   errors.leave_when_asked()
   try:
-    errors.run_main(wrapped)
+    errors.run_main(wrapped, arguments)
   finally:
     errors.end_as_decided()

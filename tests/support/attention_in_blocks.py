@@ -3,6 +3,8 @@
 `use` puts it in the place of a GPU's kernels.
 """
 
+from unittest import mock
+
 from common.tensorflow_v1 import tf
 from model import kernels, triton_kernels
 from xla_patches import jit
@@ -14,8 +16,9 @@ def use(monkeypatch):
   """Makes models with --triton attend by this, and normalize as always."""
   monkeypatch.setattr(jit, "on_gpu", lambda: True)
   monkeypatch.setattr(jit, "saves_launches", lambda modes=None: False)
-  monkeypatch.setattr(triton_kernels, "_forward", forward)
-  monkeypatch.setattr(triton_kernels, "_backward", backward)
+  for name, kernel in (("_forward", forward), ("_backward", backward)):
+    counted = mock.Mock(side_effect=kernel)
+    monkeypatch.setattr(triton_kernels, name, counted)
   monkeypatch.setattr(triton_kernels, "norms", lambda config: False)
 
 

@@ -29,7 +29,7 @@ import modeling
 from common.tensorflow_v1 import tf
 from finetuning import heads
 from finetuning.packed import FinetuningBatch
-from model import attention, encoder, weights
+from model import attention, encoder, triton_kernels, weights
 
 ALONE = [
   dict(position_type="rotary"),
@@ -290,6 +290,8 @@ PARTS = [[part] for part in encoder.RECOMPUTE]
     ("BERT, erf", ["gelu"], "off"),
     ("ModernBERT", ["attention"], "off"),
     ("ModernBERT", encoder.RECOMPUTE, "off"),
+    ("BERT", encoder.RECOMPUTE, "whole_layers"),
+    *slow(["ModernBERT"], [encoder.RECOMPUTE], ["whole_layers"]),
     *slow(BERTS, [*PARTS, encoder.RECOMPUTE], ["layers"]),
     *slow(["BERT, pre"], [["gelu"], ["attention"]], ["off"]),
     *slow(["BERT, erf"], [["gelu"]], ["layers"]),
@@ -331,6 +333,7 @@ def test_blocks_of_attention_change_nothing(name, recompute, mode, monkeypatch):
   )
   # One matmul instead of three in the first layer, and its two gradients. Of
   # the losses' gradients two are in programs.
+  assert triton_kernels._forward.called and triton_kernels._backward.called
   if not recompute and mode != "whole_layers":  # which has them in programs
     assert more["MatMul"] == -3 * 2 - 2 * (mode == "layers")
 

@@ -114,6 +114,12 @@ def test_a_skipped_update_changes_nothing(tiny_run, tmp_path):
       assert not value.any(), name
 
 
+def programs_of(graph):
+  """The calls of what XLA compiles."""
+  calls = graph.get_operations()
+  return [op for op in calls if op.type.endswith("PartitionedCall")]
+
+
 @pytest.mark.parametrize("mode", jit.LAYERS)
 def test_layers_share_their_programs(mode):
   """So that a deep model compiles no longer than a shallow one."""
@@ -129,8 +135,8 @@ def test_layers_share_their_programs(mode):
   # GELU, two ends of a sub-layer, of which the first alone has two readers.
   programs = [
     op.get_attr("f").name
-    for op in graph.get_operations()
-    if op.type.endswith("PartitionedCall") and "encoder/layer_" in op.name
+    for op in programs_of(graph)
+    if "encoder/layer_" in op.name
   ]
   of_a_layer, kinds = (1, 2) if mode == "whole_layers" else (7, 4 + 5)
   assert len(programs) == 2 * of_a_layer * config.num_hidden_layers
@@ -138,7 +144,10 @@ def test_layers_share_their_programs(mode):
 
 
 def test_between_a_layers_programs_each_tensor_is_once():
-  """Not what is given, constants, or zeros; gradients are those without."""
+  """The forward program returns results and what the gradient reads of it.
+
+  That is no argument and no constant. All values are those of the mode off.
+  """
 
   def layer(x, weights, count):
     heads = tf.transpose(tf.matmul(x, weights), [1, 0])  # of a constant
@@ -152,7 +161,7 @@ def test_between_a_layers_programs_each_tensor_is_once():
     with tf.Graph().as_default() as graph, jit.mode(mode):
       x, weights = (tf.constant(value, tf.float32) for value in values)
       first, again, aside, count = layer_programs.whole_layer(
-        layer, x, weights, tf.constant(3)
+        layer, x, weights, tf.constant(3), trains=True
       )
       loss = tf.reduce_sum(first + 2.0 * again) + tf.reduce_sum(aside)
       d_x, d_weights = tf.gradients(loss, [x, weights])
@@ -161,15 +170,34 @@ def test_between_a_layers_programs_each_tensor_is_once():
         found[mode] = session.run(fetches)
   for got, want in zip(found["whole_layers"], found["off"], strict=True):
     np.testing.assert_allclose(got, want, rtol=1e-6)
-  forward, backward = (
-    op for op in graph.get_operations() if op.type.endswith("PartitionedCall")
-  )
+  forward, backward = programs_of(graph)
   # The result, what is aside, the count, the product and its exponential.
   assert [t.shape.as_list() for t in forward.outputs] == [
     [3, 2], [2, 3], [], [3, 2], [3, 2]
   ]  # fmt: skip
   read = {t.ref() for t in backward.inputs}
   assert {x.ref(), weights.ref()} < read and len(read) == len(backward.inputs)
+
+
+def test_an_evaluation_keeps_nothing():
+  with tf.Graph().as_default() as graph, jit.mode("whole_layers"):
+    modeling.BertModel(tiny_config(), False, tf.ones([2, 5], tf.int32))
+  layers = [op for op in programs_of(graph) if "encoder/layer_" in op.name]
+  # What the next layer reads, and as it is its residual.
+  assert layers and {len(layer.outputs) for layer in layers} == {1}
+
+
+def test_layers_of_other_types_and_shapes_have_programs_of_their_own():
+  found = []
+  with tf.Graph().as_default(), jit.mode("whole_layers"):
+    for shape, dtype in (([2], "float32"), ([2], "float16"), ([], "float32")):
+      x = tf.ones(shape, dtype)
+      found.append(layer_programs.whole_layer(tf.exp, x, trains=True))
+    with tf.Session() as session:
+      values = session.run(found)
+  for value, tensor in zip(values, found, strict=True):
+    assert value.dtype == tensor.dtype.as_numpy_dtype
+    np.testing.assert_allclose(value, np.full(value.shape, np.e), rtol=1e-3)
 
 
 def graphs():

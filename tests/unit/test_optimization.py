@@ -377,4 +377,8 @@ def test_squares_for_a_gpu_are_those_for_a_cpu(monkeypatch):
     monkeypatch.setattr(jit, "on_gpu", functools.partial(bool, on_gpu))
     with tf.Graph().as_default(), jit.mode("layers"), tf.Session() as session:
       got = session.run(all_reduce.half_squares([*map(tf.constant, gradients)]))
+      functions = session.graph.as_graph_def().library.function
     np.testing.assert_allclose(got, want, rtol=1e-6)
+  (program,) = functions
+  # Of vectors of 3, 5 and 1 numbers, and of two matrices.
+  assert [node.op for node in program.node_def].count("Sum") == 5
