@@ -52,7 +52,9 @@ def _logits(head: Head, output, labels: int, config, is_training, dropout_seed):
 
 
 def _variables(head: Head, outputs: int, bert_config):
-  initializer = layers.create_initializer(bert_config.initializer_range)
+  initializer = layers.create_initializer(
+    bert_config.initializer_range, tf.random.normal
+  )
   shape, zeros = [outputs, bert_config.hidden_size], tf.zeros_initializer()
   return (
     tf.get_variable(head.weights, shape, initializer=initializer),

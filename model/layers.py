@@ -100,16 +100,17 @@ def get_activation(activation_string):
   return functions[name]
 
 
-def create_initializer(initializer_range=0.02):
-  """A truncated normal initializer with stddev `initializer_range`.
+def create_initializer(initializer_range=0.02, draw=tf.random.truncated_normal):
+  """A normal initializer with stddev `initializer_range`, cut at two of it.
 
+  `draw` may be another of tf.random's functions that have a `stddev`.
   Values depend on the graph's seed and the variable's name. TensorFlow's own
   depend on what else is in the graph, too.
   """
 
   def initializer(shape, dtype=tf.float32, partition_info=None):
     scope = tf.get_default_graph().get_name_scope()  # NAME/Initializer
-    return tf.random.truncated_normal(
+    return draw(
       shape,
       stddev=initializer_range,
       dtype=dtype,
