@@ -7,7 +7,7 @@
 Takes every flag of run_pretraining.py. The graph is made here; XLA compiles it
 for each GPU in an environment of its own (1.9 GB), which the command tells how
 to make. `--xla=step` is one program of forward, backward and update, `layers`
-the pieces that XLA compiles and the ops that TensorFlow runs in between.
+and `whole_layers` the pieces that XLA compiles and TensorFlow's ops in between.
 
 Prints a JSON line for each GPU: whether it compiles, peak memory with donated
 weights or the launches, kernels, the bytes that they read and write, matmuls by
@@ -38,6 +38,7 @@ from config.pretraining import PretrainingConfig
 from data import record_shape
 from gradients import distributed
 from model import model_flops
+from xla_patches import jit
 
 FLAGS = tf.flags.FLAGS
 PYTHON = ".build/gpu_check/bin/python"
@@ -96,7 +97,7 @@ class Step:
 
 
 class Layers:
-  """--xla=layers: programs, and TensorFlow's ops around them."""
+  """--xla=layers, whole_layers: programs, and TensorFlow's ops around them."""
 
   def __init__(self, config: PretrainingConfig):
     fetches = training_graph.build(config, distributed.Comm())
@@ -140,7 +141,8 @@ def main(_) -> None:
   size = config.train_batch_size
   flops = model_flops.total(config.matmuls(size, shape))
   tell("making the graph ...")
-  case = Step(config) if config.xla == "step" else Layers(config)
+  cases = {"step": Step, **dict.fromkeys(jit.LAYERS, Layers)}
+  case = cases[config.xla](config)
   for name in FLAGS.gpus:
     tell(f"compiling {len(case.modules)} programs for {name} ...")
     line = {
