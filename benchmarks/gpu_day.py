@@ -470,10 +470,7 @@ def reading() -> dict:
 
 def largest(model: str, length: int) -> dict:
   """The largest micro-batch of a dry run."""
-  given = shape(model, length, 4)
-  if FLAGS.tiny:
-    given["train_batch_size"] = 2048  # not far from what fills a CPU's memory
-  said = dry_run(find_batch_size=True, **given)
+  said = dry_run(find_batch_size=True, **shape(model, length, 4))
   wanted = r"largest micro-batch: --train_batch_size=(\d+)"
   return {"largest_micro_batch": int(re.findall(wanted, said)[-1])}
 
