@@ -16,7 +16,8 @@ records/train.tfrecord.unfinished, from which the same command resumes.
 """
 
 from common.settings import run_with
-from data import creation, launchers, record_report, work_dir
+from records import creation, record_report
+from workers import launchers, work_dir
 
 
 def report(summary: creation.Summary) -> str:

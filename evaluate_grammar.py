@@ -25,9 +25,9 @@ from common.console import Progress, say
 from common.errors import DataError, UserError
 from common.settings import in_group, run_with, setting
 from common.tensorflow_v1 import tf
-from data import records, tfrecord, unigrams
 from gradients import distributed
 from interop import inference, minimal_pairs, model_source, pseudo_likelihood
+from records import data_set, tfrecord, unigrams
 
 RESULTS_FILE = "grammar_results.json"
 _WITHIN_WORD = "within_word"
@@ -95,7 +95,7 @@ def count_unigrams(
 ) -> tuple[np.ndarray | None, str]:
   """(int64 [V], how often each token occurs, or None; a line about it)."""
   if settings.unigram_records:
-    paths = records.expand_patterns(settings.unigram_records)
+    paths = data_set.expand_patterns(settings.unigram_records)
   else:
     paths = description.read(source.folder).records_now()
   if not paths:
@@ -103,7 +103,7 @@ def count_unigrams(
       f"no unigram baseline: {source.folder} does not say on which records it "
       "was trained, or they are not as it read them: give --unigram_records"
     )
-  for path, manifest in records.find_manifests(paths).values():
+  for path, manifest in data_set.find_manifests(paths).values():
     if not manifest.tokenizer.is_like(encoder.info()):
       raise UserError(
         f"{path}: its records are of another vocabulary or case than the "
@@ -199,7 +199,7 @@ def evaluate(settings: Settings, name: str, comm) -> None:
 def main(settings: Settings, name: str) -> None:
   """Evaluates on all ranks."""
   # What is missing is told before TensorFlow takes its time.
-  records.expand_patterns(settings.pairs)
+  data_set.expand_patterns(settings.pairs)
   if not distributed.started()[0]:
     model_source.find(name, settings.given)
   try:

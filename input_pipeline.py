@@ -20,12 +20,12 @@ import tokenization
 from checkpoints import description
 from common.errors import DataError
 from common.tensorflow_v1 import monotonic_seconds, tf
-from data import (
+from records import (
+  data_set,
   masking,
   record_order,
   record_report,
   record_shape,
-  records,
   tf_example,
   tfrecord,
 )
@@ -58,7 +58,7 @@ def pretraining_weights(batch: modeling.PretrainingBatch) -> tf.Tensor:
   return tf.stack([masked, modeling.count_examples(batch)], axis=1)
 
 
-def _alike(manifest: records.Manifest) -> dict:
+def _alike(manifest: data_set.Manifest) -> dict:
   """What the manifests of all records that are read together have alike."""
   facts = {
     "vocabulary": description.vocabulary_fact(manifest.tokenizer),
@@ -79,8 +79,8 @@ class Source:
   def __init__(self, files: str, shape: record_shape.RecordShape):
     """`files` are names and globs; the first record of each file is checked."""
     self.shape = shape
-    self.paths = records.expand_patterns(files)
-    self.manifests = records.find_manifests(self.paths)
+    self.paths = data_set.expand_patterns(files)
+    self.manifests = data_set.find_manifests(self.paths)
     self.set = tfrecord.RecordSet(self.paths)
     # For `explain`: a pipeline raises another type with a page of text.
     self.error: DataError | None = None
@@ -126,9 +126,9 @@ class Source:
             "records of one kind"
           )
     # A file of a data set that was made again without it.
-    known = {records.data_set_of(path) for path in self.manifests}
+    known = {data_set.data_set_of(path) for path in self.manifests}
     for path in self.paths:
-      if path not in self.manifests and records.data_set_of(path) in known:
+      if path not in self.manifests and data_set.data_set_of(path) in known:
         raise DataError(
           f"{path} is in no manifest, but others of its name are: a command "
           "that was stopped left it. Remove it"
@@ -175,14 +175,14 @@ class Source:
     return {
       "files": self.paths,
       "records": len(self.set),
-      "contents": records.digest(self.paths, self.manifests),
+      "contents": data_set.digest(self.paths, self.manifests),
       "manifests": sorted({path for path, _ in self.manifests.values()}),
       "tokenizer": self.tokenizer and dataclasses.asdict(self.tokenizer),
     }
 
   def contents(self) -> str:
     """What the records are, by sizes and manifests; the same on all ranks."""
-    contents = records.digest(self.paths, self.manifests)
+    contents = data_set.digest(self.paths, self.manifests)
     return f"{contents} {self.set.sizes()}"
 
   def fingerprint(self) -> str:
@@ -525,7 +525,7 @@ def fake_batch(shape: record_shape.RecordShape, count: int) -> dict:
   rng, most = np.random.default_rng(0), shape.max_predictions_per_seq
   columns = collections.defaultdict(list)
   for _ in range(count):
-    record = records.fake_features(
+    record = data_set.fake_features(
       rng,
       shape.max_seq_length,
       most,

@@ -27,7 +27,7 @@ from common import input_files
 from common.console import tell
 from common.errors import DataError, UserError
 from common.settings import in_group, run_with, setting
-from data import text_files
+from corpus import text_files
 from interop import inference, model_source, predictions
 
 _input, _output = in_group("Input"), in_group("Output")

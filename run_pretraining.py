@@ -38,11 +38,11 @@ from common.errors import DataError
 from common.tensorflow_v1 import tf
 from config import stages
 from config.pretraining import PretrainingConfig
-from data import record_order, records
 from gradients import sharded_variables
 from interop import run_settings
 from model import huggingface_types, initial_weights, model_flops
 from model.tensor_parallel import Slices
+from records import data_set, record_order
 from training import (
   dry_run,
   next_steps,
@@ -185,11 +185,11 @@ def evaluator(config: PretrainingConfig, comm) -> Evaluator:
   if not config.do_train:
     run_start.check_vocabulary(config, source.describe())
   else:
-    trained = records.expand_patterns(config.input_file)
+    trained = data_set.expand_patterns(config.input_file)
     for item in config.stages or ():
       with contextlib.suppress(DataError):  # an ended stage's may be gone
-        trained += records.expand_patterns(item.get("input_file", ""))
-    found = records.find_manifest(trained[0])
+        trained += data_set.expand_patterns(item.get("input_file", ""))
+    found = data_set.find_manifest(trained[0])
     words = found[1].tokenizer if found else None
     description.agree_on_words(words, source.tokenizer, files)
     say(comm, *overlap_warning(source.paths, trained, "--eval_input_file"))
@@ -278,7 +278,7 @@ def main(_) -> None:
   def configure():
     config, lines = run_settings.configured(PretrainingConfig, given)
     if config.do_eval and config.eval_input_file:
-      records.expand_patterns(config.eval_input_file)  # an error at once
+      data_set.expand_patterns(config.eval_input_file)  # an error at once
     return config, lines
 
   if given.dry_run:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from data import records, tf_example, tfrecord
+from records import data_set, tf_example, tfrecord
 
 
 def write(
@@ -21,7 +21,7 @@ def write(
   rng = np.random.default_rng(first_number or 0)
   with tfrecord.shard_writer(path) as writer:
     for place in range(count):
-      features = records.fake_features(
+      features = data_set.fake_features(
         rng, length, predictions, vocab_size, 1, predictions
       )
       if first_number is not None:

@@ -15,8 +15,8 @@ import contextlib
 import json
 import time
 
-from data import documents
-from data.filters import Counts, Filters
+from corpus import documents
+from corpus.filters import Counts, Filters
 
 NAMES = ("c4", "gopher", "fineweb")
 

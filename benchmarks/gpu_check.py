@@ -35,9 +35,9 @@ from common.console import tell
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from config.pretraining import PretrainingConfig
-from data import record_shape
 from gradients import distributed
 from model import model_flops
+from records import record_shape
 from xla_patches import jit
 
 FLAGS = tf.flags.FLAGS

@@ -20,8 +20,8 @@ from benchmarks.gpu import placement, training_graph
 from common import settings
 from common.tensorflow_v1 import tf
 from config.pretraining import PretrainingConfig
-from data import record_shape
 from gradients import distributed
+from records import record_shape
 from xla_patches import jit
 
 FLAGS = tf.flags.FLAGS

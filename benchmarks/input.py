@@ -27,8 +27,8 @@ from benchmarks.step import MatmulRate, Step
 from common import settings
 from common.tensorflow_v1 import tf
 from config.pretraining import PretrainingConfig
-from data import record_order
 from gradients import distributed
+from records import record_order
 from training import plans, train_loop
 
 FLAGS = tf.flags.FLAGS

@@ -23,7 +23,7 @@ import time
 import numpy as np
 
 from benchmarks import measuring
-from data import near_duplicates
+from corpus import near_duplicates
 
 PIECE_DOCUMENTS = 800  # about 2 MB
 CHANGES = (0, 0.01, 0.05, 0.2)

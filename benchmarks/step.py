@@ -23,9 +23,9 @@ from checkpoints import checkpointing
 from common import console, settings
 from common.tensorflow_v1 import tf
 from config.pretraining import PretrainingConfig
-from data import record_shape
 from gradients import distributed
 from model import model_flops
+from records import record_shape
 from training import plans, reporting, train_loop, training_run
 from xla_patches import jit
 

@@ -57,11 +57,11 @@ from benchmarks import measuring
 from checkpoints import metrics, run_folder
 from common import json_files, processes
 from common.files import file_sha256
-from data import records
-from data.workers import available_cores
+from records import data_set
 from tools.quickstart import best_precision
 from training import divergence, next_steps
 from training.next_steps import python
+from workers.pool import available_cores
 
 FLAGS = flags.FLAGS
 RESULTS = "results.jsonl"
@@ -290,7 +290,7 @@ def machine(arm: dict) -> dict:
 
 def digest_of_run(arm: dict) -> str:
   """Of all that a result depends on but its budget, seed and our code."""
-  files = records.expand_patterns(FLAGS.pairs) if FLAGS.pairs else []
+  files = data_set.expand_patterns(FLAGS.pairs) if FLAGS.pairs else []
   pairs = list(map(file_sha256, files))
   given = [FLAGS.eval_lengths, FLAGS.sample]
   return digest_of(arm, machine(arm), given, pairs)

@@ -15,8 +15,8 @@ from checkpoints.restore import Restore
 from checkpoints.snapshot import SavedVariables, Snapshot
 from common.console import tell
 from common.tensorflow_v1 import OPTIONAL_VARIABLES, tf
-from data import record_order
 from gradients import power_sgd
+from records import record_order
 
 _READY_SECONDS = 5.0
 # Of an elastic world's end: horovodrun ends ranks that others await for 30 s.

@@ -17,10 +17,10 @@ from common import json_files, stores
 from common.errors import DataError, UserError
 from common.files import file_sha256
 from common.model_files import CONFIG_FILE, RUN_FILE, TASK_FILE
-from data import record_report, records
 from model import bert_config, huggingface_config
 from model.bert_config import BertConfig
 from model.tasks import CLASSIFIER, FINETUNED, PRETRAINING
+from records import data_set, record_report
 
 _TOKENIZER = {
   "kind": tuple(tokenization.KINDS), "file": str, "sha256": str,
@@ -30,7 +30,7 @@ _TOKENIZER = {
 _RUNS = {
   "runs": [
     {
-      "flags?": {"objective?": (*records.OBJECTIVES, None)},
+      "flags?": {"objective?": (*data_set.OBJECTIVES, None)},
       "plan?": ({"updates?": int, "stage?": {"number": int}}, None),
       "data?": ({"files": [str], "tokenizer?": (_TOKENIZER, None)}, None),
       "versions?": dict,
@@ -38,7 +38,7 @@ _RUNS = {
   ]
 }
 _TASK = {
-  "task?": (PRETRAINING, *FINETUNED), "objective?": records.OBJECTIVES,
+  "task?": (PRETRAINING, *FINETUNED), "objective?": data_set.OBJECTIVES,
   "segment_ids?": bool, "do_lower_case?": bool, "max_seq_length?": int,
   "vocabulary?": {f"{flag}?": str for flag in tokenization.VOCABULARIES},
   "best_by?": {"keys": [str], "higher": bool},
@@ -175,15 +175,15 @@ class Description:
         return [*paths]
     return []
 
-  def manifest(self) -> tuple[str, records.Manifest] | None:
+  def manifest(self) -> tuple[str, data_set.Manifest] | None:
     """(path, manifest) of the records that the newest training read, or None.
 
     One of other records, or of another vocabulary or case, is not theirs.
     """
     for place in self._places:
       paths = [os.path.join(place, file) for file in self.data.get("files", [])]
-      manifests = records.find_manifests(paths)
-      as_read = (None, records.digest(paths, manifests))
+      manifests = data_set.find_manifests(paths)
+      as_read = (None, data_set.digest(paths, manifests))
       if not paths or self.data.get("contents") not in as_read:
         continue
       found = manifests.get(paths[0])
@@ -242,7 +242,7 @@ def folder_of(checkpoint: str | None) -> str:
 
 def _are_as_read(paths: list[str], data: dict) -> bool:
   """Whether files are those that a run read, as far as that is known."""
-  found = records.digest(paths, records.find_manifests(paths))
+  found = data_set.digest(paths, data_set.find_manifests(paths))
   return None in (data.get("contents"), found) or data["contents"] == found
 
 
@@ -262,7 +262,7 @@ def is_held_out(start: dict, trained: Sequence[str]) -> bool | None:
     return None
   patterns = flags["eval_input_file"] or ""
   try:
-    evaluated = records.expand_patterns(patterns) if patterns else []
+    evaluated = data_set.expand_patterns(patterns) if patterns else []
     return bool(evaluated) and not shared(evaluated, trained)
   except DataError:
     return None

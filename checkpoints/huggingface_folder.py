@@ -4,8 +4,8 @@ import os
 
 from common.errors import DataError
 from common.model_files import CONFIG_FILE, TASK_FILE
-from data import tokenizer_files
 from model import huggingface_config, huggingface_weights, tasks, weights
+from records import tokenizer_files
 from tokenization import WordPieceEncoder
 
 

@@ -15,7 +15,7 @@ from common import json_files
 from common import tensorflow_v1 as later
 from common.errors import UserError
 from common.files import file_sha256, lock, write
-from data import record_report
+from records import record_report
 from text_encoders import config_beside
 
 LOCK_FILE = "run.lock"

@@ -13,11 +13,11 @@ from common.errors import UserError
 from common.settings import in_group, setting
 from common.tensorflow_v1 import tf
 from config import deepspeed_json, stages, training_plan
-from data import masking, record_order, record_shape, records
 from gradients import distributed, optimizers
 from gradients.lr_schedule import LR_SCALINGS, SCHEDULES, Schedule, scale_peak
 from model import encoder, model_flops, triton_kernels
 from model.bert_config import PRESETS
+from records import data_set, masking, record_order, record_shape
 from xla_patches import jit
 
 _task, _data, _model = map(in_group, ("What to do", "Data", "Model"))
@@ -373,7 +373,7 @@ class PretrainingConfig(RunConfig):
     "What the model learns. mlm_nsp: masked LM and next sentence prediction. "
     "mlm: masked LM alone, without the other head and the pooler. Default: as "
     "the run in --output_dir, else as --input_file was made.",
-    choices=records.OBJECTIVES)
+    choices=data_set.OBJECTIVES)
   segment_ids: bool | None = _data(None,
     "Tell the model which tokens are of an example's second segment. Default: "
     "as this flag was given when the model of --output_dir or "

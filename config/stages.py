@@ -30,7 +30,7 @@ import numpy as np
 from common import json_files
 from common.errors import UserError
 from config import training_plan
-from data import masking, record_shape
+from records import masking, record_shape
 
 # A stage ends by one of these; the first is a flag.
 _ENDS = {"num_train_steps": int, "num_train_tokens": int, "time_share": float}

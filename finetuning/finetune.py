@@ -23,10 +23,10 @@ from common.files import file_sha256
 from common.settings import in_group
 from common.tensorflow_v1 import tf
 from config.pretraining import RunConfig
-from data import record_order, tokenizer_files
 from finetuning import packed, task_file
 from model import huggingface_types, model_flops
 from model.tasks import BY_KIND
+from records import record_order, tokenizer_files
 from training import next_steps, reporting, train_loop, training_run
 from training.evaluation import EvaluationBatches, Evaluator, overlap_warning
 from training.signals import StopVote

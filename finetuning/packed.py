@@ -14,7 +14,7 @@ import numpy as np
 from common.errors import DataError, UserError
 from common.tensorflow_v1 import tf
 from config import training_plan
-from data import packing
+from records import packing
 
 # Least tokens of a row, if max_seq_length allows: short rows pack badly.
 _ROW_TOKENS = 128

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 from checkpoints import checkpoint_files, description, run_folder
 from common.errors import UserError
-from data import tokenizer_files
 from model.bert_config import BertConfig
 from model.tasks import PRETRAINING
+from records import tokenizer_files
 
 
 def model_folder(settings) -> str | None:

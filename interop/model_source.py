@@ -17,9 +17,9 @@ from common.errors import UserError
 from common.model_files import TASK_FILE
 from common.settings import setting
 from config.pretraining import is_preset, read_bert
-from data import record_report, tokenizer_files
 from model.bert_config import BertConfig
 from model.tasks import PRETRAINING, SQUAD
+from records import record_report, tokenizer_files
 from tokenization import HuggingFaceEncoder, WordPieceEncoder
 
 CHECKPOINT_NAME = "bert_model.ckpt"  # in the folders that google/bert published

@@ -11,11 +11,11 @@ from common import files, input_files, json_files
 from common.errors import UserError
 from common.files import new_folder
 from common.model_files import CONFIG_FILE, RUN_FILE, TASK_FILE
-from data import tokenizer_files
 from interop import model_card
 from interop.model_source import CHECKPOINT_NAME, Source
 from model import huggingface_config, huggingface_weights, tasks
 from model.weights import heads_of
+from records import tokenizer_files
 from tokenization import VOCABULARIES
 
 

@@ -12,11 +12,11 @@ from common.errors import UserError
 from common.files import file_sha256
 from config import stages
 from config.pretraining import PretrainingConfig, is_preset, read_bert
-from data import records, tokenizer_files
 from finetuning import finetune, task_file
 from interop import model_source
 from interop.model_source import NOTHING_GIVEN, Given
 from model.bert_config import BertConfig
+from records import data_set, tokenizer_files
 from training import training_run
 
 
@@ -187,7 +187,7 @@ def _vocabulary_size(kind: type, values: dict) -> int | None:
     files = {flag: values.get(flag) for flag in tokenization.BY_FLAG}
     return tokenization.load_tokenizer(**files).vocab_size
   files = values.get("input_file")
-  found = records.manifest_of(files) if files else None
+  found = data_set.manifest_of(files) if files else None
   return found[1].tokenizer.vocab_size if found else None
 
 
@@ -216,7 +216,7 @@ def _learned(values: dict, origin: Origin) -> tuple[dict, list[str]]:
       lines.append(f"--objective=mlm, as {path} says")
   manifest = _manifest(files, objective)
   if not objective:
-    objective = manifest.objective if manifest else records.OBJECTIVES[0]
+    objective = manifest.objective if manifest else data_set.OBJECTIVES[0]
   if not origin.starts:
     return {"objective": objective, "segment_ids": given}, lines
   used = said.get("segment_ids", None if trains else True)
@@ -238,10 +238,10 @@ def _learned(values: dict, origin: Origin) -> tuple[dict, list[str]]:
 
 def _manifest(
   files: str | None, objective: str | None
-) -> records.Manifest | None:
+) -> data_set.Manifest | None:
   """Of the first record file; `UserError` for two kinds without `objective`."""
-  paths = records.expand_patterns(files) if files else []
-  found = records.find_manifests(paths)
+  paths = data_set.expand_patterns(files) if files else []
+  found = data_set.find_manifests(paths)
   made_for = {manifest.objective: path for path, manifest in found.values()}
   if len(made_for) > 1 and not objective:
     kinds = " and ".join(
@@ -256,7 +256,7 @@ def _manifest(
 
 def other_text(init: str, files: str) -> list[str]:
   """A line if records are of another vocabulary or case than a checkpoint."""
-  found, folder = records.manifest_of(files), description.folder_of(init)
+  found, folder = data_set.manifest_of(files), description.folder_of(init)
   if not found:
     return []
   made, model = found[1].tokenizer, description.read(folder)

@@ -27,9 +27,9 @@ import numpy as np
 from scipy import sparse
 
 from common import console
-from data import cooccurrences, unigrams
 from model.bert_config import BertConfig
 from model.weights import embedding_tables
+from records import cooccurrences, unigrams
 
 # docs/results.md, "Initial weights", has the search behind these numbers.
 _SHORTEST, _LONGEST = 2.0, 256.0  # wavelengths of the sinusoids, in tokens

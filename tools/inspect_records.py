@@ -13,7 +13,7 @@ import os
 from common.console import counted
 from common.errors import DataError
 from common.settings import run_with, setting
-from data import record_report, records, tfrecord, tokenizer_files
+from records import data_set, record_report, tfrecord, tokenizer_files
 
 _MAX_VOCAB_SIZE = 1 << 31  # where no vocabulary is known: ids are int32
 
@@ -44,7 +44,7 @@ class Settings:
 def inspect_data_set(
   paths: list[str],
   manifest_path: str | None,
-  manifest: records.Manifest | None,
+  manifest: data_set.Manifest | None,
   settings: Settings,
 ) -> collections.Counter:
   """Prints what the files hold, with this manifest or none; their survey."""
@@ -60,7 +60,7 @@ def inspect_data_set(
     print(f"{manifest_path}\n{manifest.describe(folder)}")
   else:
     vocab_size = encoder.vocab_size if encoder else _MAX_VOCAB_SIZE
-    features, masks = records.features_of_first(paths, vocab_size), None
+    features, masks = data_set.features_of_first(paths, vocab_size), None
     infos, pairs = {}, True
     print(f"{', '.join(paths[:2])}{', ...' if len(paths) > 2 else ''}")
     scanned = sum(not os.path.exists(p + tfrecord.INDEX_SUFFIX) for p in paths)
@@ -84,9 +84,9 @@ def inspect_data_set(
 def main(settings: Settings, *words: str) -> None:
   """Shows and verifies record files."""
   # A shell's own globs match files beside records, too.
-  names = [name for name in words if not name.endswith(records.NO_RECORDS)]
-  paths = records.expand_patterns(",".join(names or words))
-  manifests = records.find_manifests(paths)
+  names = [name for name in words if not name.endswith(data_set.NO_RECORDS)]
+  paths = data_set.expand_patterns(",".join(names or words))
+  manifests = data_set.find_manifests(paths)
   data_sets = collections.defaultdict(list)  # by the manifest's path
   for path in paths:
     manifest_path, _ = manifests.get(path, (None, None))

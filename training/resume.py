@@ -9,8 +9,8 @@ from checkpoints.restore import of_encoder
 from common.console import say, tell
 from common.errors import UserError
 from common.tensorflow_v1 import tf
-from data import record_order
 from gradients.lr_schedule import scale_peak
+from records import record_order
 
 
 def start_or_resume(run) -> int:

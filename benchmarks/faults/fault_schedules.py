@@ -43,7 +43,7 @@ from benchmarks import fake_records, measuring
 from benchmarks.faults import outcome, recorded_run
 from checkpoints import checkpoint_files, metrics
 from common import errors, json_files
-from data import records
+from records import data_set
 from training import next_steps
 
 FLAGS = flags.FLAGS
@@ -382,7 +382,7 @@ class Schedules:
       for i in range(2)
     ]
     words = "wordpiece", "vocab.txt", "", BERT["vocab_size"], True, 4
-    records.Manifest(
+    data_set.Manifest(
       max_seq_length=LENGTH,
       max_predictions_per_seq=PREDICTIONS,
       examples_per_record=1,
@@ -391,7 +391,7 @@ class Schedules:
       settings={"masked_lm_prob": 0.15},
       counts={"examples": RECORDS},
       files=tuple(files),
-    ).save(f"{self.folder}/data{records.MANIFEST_SUFFIX}")
+    ).save(f"{self.folder}/data{data_set.MANIFEST_SUFFIX}")
     json_files.write(f"{self.folder}/bert_config.json", BERT)
     self._references = {}
 

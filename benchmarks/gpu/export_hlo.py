@@ -27,9 +27,9 @@ from checkpoints import checkpointing
 from common import console, json_files, settings
 from common.tensorflow_v1 import tf
 from config.pretraining import PretrainingConfig
-from data import record_shape
 from gradients import distributed
 from model import model_flops
+from records import record_shape
 from training import plans
 from xla_patches import jit
 

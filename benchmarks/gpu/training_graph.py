@@ -6,7 +6,7 @@ import input_pipeline
 import run_pretraining
 from checkpoints import checkpointing
 from common.tensorflow_v1 import tf
-from data import record_shape
+from records import record_shape
 from training import plans, train_loop, training_run
 from xla_patches import jit
 

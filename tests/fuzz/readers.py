@@ -20,20 +20,14 @@ from hypothesis import strategies as st
 
 import tokenization
 from common import json_files, settings
-from data import (
-  creation,
-  launchers,
-  record_report,
-  record_shape,
-  records,
-  text_files,
-  tf_example,
-)
-from data.tfrecord import INDEX_SUFFIX, RecordSet, shard_writer, verify_file
+from corpus import text_files
+from records import creation, data_set, record_report, record_shape, tf_example
+from records.tfrecord import INDEX_SUFFIX, RecordSet, shard_writer, verify_file
 from tests.fuzz import damage
 from tests.fuzz.damage import damaged, damaged_json
 from tests.support.samples import NO_DROPOUT, TINY, feature_values, write_packed
 from tools import prepare_corpus, train_tokenizer
+from workers import launchers
 
 
 class Reader(NamedTuple):
@@ -169,7 +163,7 @@ def odd_record(draw):
   dynamic, two = draw(st.booleans()), []
   for seed in (0, 1):
     rng = np.random.default_rng(seed)
-    features = records.fake_features(rng, 16, 4, vocab_size, e)
+    features = data_set.fake_features(rng, 16, 4, vocab_size, e)
     if dynamic:
       for name in ("positions", "ids", "weights"):
         del features[f"masked_lm_{name}"]
@@ -199,7 +193,7 @@ def record(folder):
   def read(given):
     (e, vocab_size, dynamic), *two = given
     put(path, b"".join(map(damage.frame, two)))
-    features = records.record_features(16, 4, e, vocab_size, dynamic, dynamic)
+    features = data_set.record_features(16, 4, e, vocab_size, dynamic, dynamic)
     return record_report.read_record(RecordSet([str(path)]), 1, features)
 
   def right(given, got):
@@ -214,7 +208,7 @@ def pipeline(folder):
   """The same, as training reads them."""
   import input_pipeline
   from benchmarks.step import first_batch
-  from data import masking
+  from records import masking
 
   def read(given):
     (e, vocab_size, dynamic), *two = given
@@ -237,14 +231,14 @@ def pipeline(folder):
 @reader(1.5)
 def manifest(folder):
   """Manifests of whole records."""
-  path, made = folder / f"data{records.MANIFEST_SUFFIX}", []
+  path, made = folder / f"data{data_set.MANIFEST_SUFFIX}", []
   for dynamic in (False, True):
     files, _ = write_packed(folder, dynamic)
     made.append(json.loads(path.read_bytes()))
 
   def load(_):
     record_shape.of_manifest(files, 100)
-    if found := records.find_manifest(files.replace("*", "0")):
+    if found := data_set.find_manifest(files.replace("*", "0")):
       found[1].describe(str(folder))
       found[1].mask_settings()
 
@@ -520,8 +514,8 @@ def checkpoint(folder, markers=True):
   """A run's checkpoints: it resumes, or another run starts from them."""
   from checkpoints import checkpointing
   from common.tensorflow_v1 import tf
-  from data import record_order
   from gradients import distributed
+  from records import record_order
 
   run, made, graph = folder / "run", {}, tf.Graph()
   threads = dict(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
@@ -649,8 +643,8 @@ def _words(path):
 def _folder(path):
   """A model's folder, of ours or of Hugging Face's."""
   from checkpoints import description
-  from data import tokenizer_files
   from model import huggingface_config, huggingface_weights
+  from records import tokenizer_files
 
   folder = str(pathlib.Path(path).parent)
   if path.endswith("task.json"):

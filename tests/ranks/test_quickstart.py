@@ -12,7 +12,7 @@ from checkpoints import metrics
 from common import nvidia
 from common.errors import UserError
 from config import training_plan
-from data import records
+from records import data_set
 from tools import quickstart as script
 
 SENTENCES = [
@@ -104,7 +104,7 @@ def test_text_of_another_language_keeps_case_and_accents(tmp_path):
   script.prepare(
     paths, script.Settings(corpus=f"{tmp_path}/a.txt", language="fr")
   )
-  manifest = records.Manifest.load(paths.manifest("train"))
+  manifest = data_set.Manifest.load(paths.manifest("train"))
   assert not manifest.tokenizer.do_lower_case
   with open(paths.vocab, encoding="utf-8") as f:
     assert {"Café", "fermé"} <= {*f.read().split()}

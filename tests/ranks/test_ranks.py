@@ -11,8 +11,8 @@ import pytest
 import runs
 from samples import NO_DROPOUT, write_config, write_packed, write_records
 
-from data import records, tfrecord
 from gradients import distributed
+from records import data_set, tfrecord
 
 
 @pytest.fixture(scope="module")
@@ -288,12 +288,12 @@ def test_a_wrong_setting_ends_all_ranks_with_one_message(tiny_run, tmp_path):
 @pytest.mark.slow
 def test_a_damaged_record_ends_all_ranks(tmp_path):
   """One rank reads it; the other must not wait for it for ever."""
-  path = write_records(tmp_path / "data.tfrecord", 40)
+  path = write_records(tmp_path / "records.tfrecord", 40)
   offsets = np.load(path + ".index")
-  data = bytearray((tmp_path / "data.tfrecord").read_bytes())
+  data = bytearray((tmp_path / "records.tfrecord").read_bytes())
   data[offsets[17] + 30] ^= 255
-  (tmp_path / "data.tfrecord").write_bytes(data)
-  with pytest.raises(records.DataError):
+  (tmp_path / "records.tfrecord").write_bytes(data)
+  with pytest.raises(data_set.DataError):
     tfrecord.RecordSet([path]).read(17)
   process = runs.command(
     (write_config(tmp_path / "c.json"), path),

@@ -10,7 +10,8 @@ from absl import flags
 
 import tokenization
 from common import settings
-from data import creation, launchers, records, tf_example, tfrecord, work_dir
+from records import creation, data_set, tf_example, tfrecord
+from workers import launchers, work_dir
 
 work_dir._POLL_SECONDS = 0.005  # what tests wait for takes no longer
 
@@ -42,7 +43,7 @@ def fake_records(count, seed, s=32, p=5, vocab_size=100, examples_per_record=1):
   """The features of `count` records of random tokens."""
   rng = np.random.default_rng(seed)
   sizes = (s, p, vocab_size, examples_per_record)
-  return [records.fake_features(rng, *sizes) for _ in range(count)]
+  return [data_set.fake_features(rng, *sizes) for _ in range(count)]
 
 
 def write_shard(path, made):
@@ -75,7 +76,7 @@ def write_packed(folder, dynamic=False, s=32):
       features["is_continuation"] = (features["input_ids"] % 3 == 0) * 1
     files.append(write_shard(folder / f"data-{i}.tfrecord", made))
     examples += sum(int(features["input_mask"].max()) for features in made)
-  records.Manifest(
+  data_set.Manifest(
     max_seq_length=s,
     max_predictions_per_seq=5,
     examples_per_record=3,
@@ -86,14 +87,14 @@ def write_packed(folder, dynamic=False, s=32):
     settings={"masked_lm_prob": 0.1, "do_whole_word_mask": True},
     counts={"examples": examples},
     files=tuple(files),
-  ).save(str(folder / f"data{records.MANIFEST_SUFFIX}"))
+  ).save(str(folder / f"data{data_set.MANIFEST_SUFFIX}"))
   return str(folder / "data-*.tfrecord"), 24 * examples // 120
 
 
 def change_manifest(folder, settings=(), tokenizer=(), **changes):
   """Changes the manifest of a folder; (its path, what it was before)."""
-  (path,) = folder.glob(f"*{records.MANIFEST_SUFFIX}")
-  before = records.Manifest.load(str(path))
+  (path,) = folder.glob(f"*{data_set.MANIFEST_SUFFIX}")
+  before = data_set.Manifest.load(str(path))
   changes["settings"] = {**before.settings, **dict(settings)}
   changes["tokenizer"] = dataclasses.replace(
     before.tokenizer, **dict(tokenizer)
@@ -109,9 +110,9 @@ def write_records_of(folder, vocab_file, do_lower_case):
   """
   folder.mkdir()
   write_packed(folder)
-  path = str(folder / f"data{records.MANIFEST_SUFFIX}")
+  path = str(folder / f"data{data_set.MANIFEST_SUFFIX}")
   info = tokenization.load_tokenizer(vocab_file, do_lower_case).info()
-  manifest = records.Manifest.load(path)
+  manifest = data_set.Manifest.load(path)
   dataclasses.replace(manifest, tokenizer=info).save(path)
   shutil.copyfile(vocab_file, folder / "vocab.txt")
   return {

@@ -15,7 +15,9 @@ LAYERS = (
   {"common"},
   {"text_encoders"},
   {"tokenization"},
-  {"data"},
+  {"workers"},
+  {"corpus"},
+  {"records"},
   {"xla_patches", "mixed_precision"},
   {"model"},
   {"modeling"},
@@ -58,7 +60,7 @@ def _modules():
 
 MODULES = _modules()
 ENTRY_POINTS = {n for n in MODULES if n in LAYERS[-1] or n.startswith("tools.")}
-DATA = {n for n in MODULES if n.startswith("data.")}
+DATA = {n for n in MODULES if n.startswith(("workers.", "corpus.", "records."))}
 
 
 @functools.cache

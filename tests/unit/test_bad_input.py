@@ -29,10 +29,11 @@ from common.errors import DataError, UserError
 from common.tensorflow_v1 import tf
 from config import deepspeed_json
 from config.pretraining import PretrainingConfig
-from data import creation, record_shape, records, text_files
+from corpus import text_files
 from finetuning import squad
 from gradients.distributed import Comm
 from model import bert_config, huggingface_config
+from records import creation, data_set, record_shape
 from tools import prepare_corpus, train_tokenizer
 
 json_flags = functools.partial(deepspeed_json.flags_of, PretrainingConfig)
@@ -88,7 +89,7 @@ def test_bad_json_is_refused_wherever_it_stands(tmp_path, text, words):
   path = tmp_path / "bad.json"
   path.write_bytes(text)
   for read in (
-    records.Manifest.load,
+    data_set.Manifest.load,
     json_flags,
     json_files.read,
     bert_config.BertConfig.from_json_file,

@@ -17,8 +17,8 @@ from benchmarks import input as bench_input
 from benchmarks import step as bench_step
 from benchmarks.network import overlap
 from common.tensorflow_v1 import tf
-from data import record_shape
 from model import model_flops
+from records import record_shape
 
 
 def test_model_flops_of_bert_base():

@@ -26,7 +26,6 @@ from samples import TINY, write_vocabulary
 
 import tokenization
 from common.errors import UserError
-from data import tokenizer_files
 from gradients.distributed import Comm
 from interop import inference, model_source, pseudo_likelihood
 from model import huggingface_config
@@ -39,6 +38,7 @@ from model.weights import (
   QUESTIONS,
   TOKEN_CLASSIFIER,
 )
+from records import tokenizer_files
 from tools import train_tokenizer
 
 TOLERANCE = 1e-5

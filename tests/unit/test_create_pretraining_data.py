@@ -21,17 +21,17 @@ import tokenization
 from common import errors
 from common.errors import UserError
 from common.files import file_sha256
-from data import (
-  corpus,
+from corpus import text_files
+from records import (
   creation,
+  data_set,
   masking,
   record_report,
-  records,
   shards,
-  text_files,
   tfrecord,
-  workers,
+  token_store,
 )
+from workers.pool import Pool
 
 SEQ, PREDICTIONS = 32, 6  # settings_of's
 
@@ -96,7 +96,7 @@ def documents_by_google_rules(paths, tokenizer):
 
 
 def stored_documents(store):
-  docs = corpus.open_store(store)
+  docs = token_store.open_store(store)
   sentences = np.split(docs.tokens, docs.sentence_offsets[1:-1])
   ends = docs.document_offsets
   return [
@@ -107,17 +107,17 @@ def stored_documents(store):
 
 def store_of(folder, paths, letters, block_tokens=1 << 20):
   """Tokenizes files into a store; returns its counts."""
-  spec = corpus.TokenizerSpec("wordpiece", letters, True, "")
-  with corpus.StoreWriter(str(folder), len(LETTERS)) as writer:
+  spec = token_store.TokenizerSpec("wordpiece", letters, True, "")
+  with token_store.StoreWriter(str(folder), len(LETTERS)) as writer:
     for i, piece in enumerate(text_files.split_into_pieces(paths)):
       text = text_files.TextFormat()
-      task = corpus.PieceTask(piece, f"{folder}/{i}", text, spec, False)
-      corpus.tokenize_piece(task, str(folder))
+      task = token_store.PieceTask(piece, f"{folder}/{i}", text, spec, False)
+      token_store.tokenize_piece(task, str(folder))
       for number in itertools.count():
         if not os.path.exists(task.chunk_file(number)):
           break
         writer.append(task.chunk_file(number))
-    return writer.finish(corpus.load_tokenizer(spec), block_tokens)
+    return writer.finish(token_store.load_tokenizer(spec), block_tokens)
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 7, 40, 1 << 20])
@@ -313,7 +313,7 @@ def test_a_shard_of_several_blocks(make, monkeypatch):
 
 def test_a_document_longer_than_a_block_is_cut(tmp_path, letters, monkeypatch):
   """Into parts of an eighth of a block; shorter ones stay as they are."""
-  monkeypatch.setattr(corpus, "_SCAN_DOCUMENTS", 2)
+  monkeypatch.setattr(token_store, "_SCAN_DOCUMENTS", 2)
   lines = ["a b c"] * 10 + ["d " * 40] + ["e f"] * 21
   shorter = ["g h"] * 16, ["i"] * 3, ["j"] * 32
   (tmp_path / "t.txt").write_text(
@@ -385,7 +385,7 @@ def test_manifest_counts(tmp_path, make_of, letters):
   assert (c["documents"], c["sentences"]) == (2, 3)
   want = -sum(p * math.log(p) for p in (4 / 9, 2 / 9, 2 / 9, 1 / 9))
   assert c["unigram_entropy"] == pytest.approx(want, rel=1e-12)
-  found = records.find_manifest(f"{tmp_path}/out/train.tfrecord")
+  found = data_set.find_manifest(f"{tmp_path}/out/train.tfrecord")
   assert found == (f"{tmp_path}/out/train.manifest.json", summary.manifest)
   manifest = summary.manifest
   assert manifest.tokenizer.sha256 == file_sha256(letters)
@@ -530,13 +530,13 @@ def test_files_of_others_stay(
 
 def test_a_file_that_another_took_meanwhile_stays(make, monkeypatch):
   """Which is seen when the corpus has decided how many shards there are."""
-  first = records.find_manifests
+  first = data_set.find_manifests
 
   def and_others_come(paths):
     others = dict.fromkeys(paths, ("other.manifest.json", None))
     return others if "-of-" in paths[0] else first(paths)
 
-  monkeypatch.setattr(records, "find_manifests", and_others_come)
+  monkeypatch.setattr(data_set, "find_manifests", and_others_come)
   monkeypatch.setattr(creation, "_BLOCK_BYTES", 1 << 14)
   monkeypatch.setattr(shards, "build_shard", None)
   with pytest.raises(errors.UserError, match="of the data set other.manifest"):
@@ -547,7 +547,7 @@ def test_default_shards_depend_on_the_corpus_only(settings_for):
   settings = settings_for(max_seq_length=128)
 
   def shards_of(documents, tokens, parts):
-    counts = corpus.CorpusCounts(
+    counts = token_store.CorpusCounts(
       documents, 0, parts, tokens // 20, tokens, 0, 4, 0, 5 * tokens, 6.0
     )
     return creation._num_shards(counts, settings)
@@ -621,12 +621,12 @@ def test_a_vocabulary_that_changes_meanwhile(tmp_path, letters):
   path = tmp_path / "v.txt"
   shutil.copy(letters, path)
   digest = file_sha256(str(path))
-  spec = corpus.TokenizerSpec("wordpiece", str(path), True, digest)
-  assert corpus.load_tokenizer(spec).info().sha256 == digest
-  corpus.load_tokenizer.cache_clear()
+  spec = token_store.TokenizerSpec("wordpiece", str(path), True, digest)
+  assert token_store.load_tokenizer(spec).info().sha256 == digest
+  token_store.load_tokenizer.cache_clear()
   path.write_text(path.read_text() + "more\n")
   with pytest.raises(errors.UserError, match="v.txt was changed while records"):
-    corpus.load_tokenizer(spec)
+    token_store.load_tokenizer(spec)
 
 
 @pytest.mark.parametrize(
@@ -645,7 +645,7 @@ def test_text_that_changes_while_it_is_read(
     return result
 
   monkeypatch.setattr(place, name, and_then_grow)
-  with pytest.raises(records.DataError, match="t.txt was changed while"):
+  with pytest.raises(data_set.DataError, match="t.txt was changed while"):
     make_of("a\n\nb\n" * 9)
   assert os.listdir(tmp_path / "out") == []
 
@@ -653,7 +653,7 @@ def test_text_that_changes_while_it_is_read(
 def test_an_error_does_not_wait_for_other_workers(tmp_path):
   """Nor does a signal: their files appear whole or not at all."""
   began = time.monotonic()
-  with pytest.raises(ZeroDivisionError), workers.Workers(2) as pool:
+  with pytest.raises(ZeroDivisionError), Pool(2) as pool:
     pool.start(time.sleep, [60, 60, 60])
     while not multiprocessing.active_children():
       time.sleep(0.01)
@@ -665,7 +665,7 @@ def test_an_error_does_not_wait_for_other_workers(tmp_path):
 def test_a_worker_that_died_is_an_error_for_people():
   """Who starts tasks looks for it: test_work_dir.py has the command."""
   with pytest.raises(OSError, match="give fewer --num_workers"):
-    with workers.Workers(2) as pool:
+    with Pool(2) as pool:
       list(pool.map(os._exit, [3]))
 
 

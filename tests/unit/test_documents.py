@@ -14,9 +14,9 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from common.errors import DataError
-from data import documents, text_files
-from data.documents import Document, DocumentFormat
-from data.text_files import TextFormat
+from corpus import documents, text_files
+from corpus.documents import Document, DocumentFormat
+from corpus.text_files import TextFormat
 
 
 @functools.cache

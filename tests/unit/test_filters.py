@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from common import errors
-from data import filters
-from data.filters import Counts, Filters
+from corpus import filters
+from corpus.filters import Counts, Filters
 
 LETTERS = [f"word{chr(97 + i // 26)}{chr(97 + i % 26)}" for i in range(300)]
 

@@ -15,7 +15,7 @@ import text_encoders
 import tokenization
 from common import json_files
 from common.errors import DataError, UserError
-from data import record_report, tf_example, tfrecord, tokenizer_files
+from records import record_report, tf_example, tfrecord, tokenizer_files
 from text_encoders import HuggingFaceEncoder
 from tools import inspect_records, train_tokenizer
 

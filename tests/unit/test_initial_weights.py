@@ -11,9 +11,9 @@ from scipy import sparse, special
 import input_pipeline
 from common.errors import UserError
 from common.tensorflow_v1 import tf
-from data import cooccurrences, tf_example, tfrecord, unigrams
 from model import attention, initial_weights, kernels
 from model.bert_config import BertConfig
+from records import cooccurrences, tf_example, tfrecord, unigrams
 
 
 def neighbours(vocab_size, seed=0):

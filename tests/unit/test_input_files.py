@@ -16,10 +16,11 @@ import tokenization
 from checkpoints import checkpoint_files
 from common import json_files
 from common.errors import UserError
-from data import records, text_files, tfrecord
+from corpus import text_files
 from finetuning import tables
 from interop import inference, minimal_pairs
 from model import huggingface_weights
+from records import data_set, tfrecord
 
 POINTER = (
   b"version https://git-lfs.github.com/spec/v1\n"
@@ -104,7 +105,7 @@ def of_sentencepiece(path):
 READERS = {
   "text": ("wiki.txt", lambda path: text_files.split_into_pieces([path])),
   "records": ("a.tfrecord", lambda path: tfrecord.RecordSet([path])),
-  "a manifest": ("a.manifest.json", records.Manifest.load),
+  "a manifest": ("a.manifest.json", data_set.Manifest.load),
   "a vocabulary": ("vocab.txt", tokenization.load_tokenizer),
   "sentencepiece": ("spiece.model", of_sentencepiece),
   "a table": ("dev.tsv", tables.read_table),

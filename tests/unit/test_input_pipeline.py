@@ -23,16 +23,16 @@ import tokenization
 from benchmarks.step import first_batch
 from common.tensorflow_v1 import tf
 from config import training_plan
-from data import (
+from gradients import distributed
+from gradients.distributed import Comm
+from records import (
+  data_set,
   masking,
   record_order,
   record_shape,
-  records,
   tf_example,
   tfrecord,
 )
-from gradients import distributed
-from gradients.distributed import Comm
 from training import evaluation
 
 SHAPE = record_shape.RecordShape(32, 5, 100)
@@ -216,7 +216,7 @@ def test_ranks_with_other_contents_or_masks_are_found(dynamic, monkeypatch):
   knows = own.shape.knows_words
   own.shape = dataclasses.replace(own.shape, knows_words=not knows)
   assert own.fingerprint() != fingerprint
-  monkeypatch.setattr(records, "digest", lambda paths, manifests: "other")
+  monkeypatch.setattr(data_set, "digest", lambda paths, manifests: "other")
   assert dynamic_source(dynamic).fingerprint() != fingerprint
 
 
@@ -385,7 +385,7 @@ def test_an_evaluation_lists_no_records_beforehand():
 )
 def test_records_of_another_shape_are_refused(plain, shape, words):
   path = plain.set.paths[0]
-  with pytest.raises(records.DataError) as error:
+  with pytest.raises(data_set.DataError) as error:
     input_pipeline.Source(path, record_shape.RecordShape(*shape))
   for word in [path, *words]:
     assert word in str(error.value)
@@ -453,12 +453,12 @@ def write_manifest(path, count, **changed):
     counts={},
   )
   values |= {"tokenizer": tokenization.TokenizerInfo(**made), **changed}
-  manifest = records.Manifest(**values, files=(info,))
+  manifest = data_set.Manifest(**values, files=(info,))
   manifest.save(path.removesuffix(".tfrecord") + ".manifest.json")
 
 
 def refused(files, words, shape=SHAPE):
-  with pytest.raises(records.DataError, match=words):
+  with pytest.raises(data_set.DataError, match=words):
     input_pipeline.Source(files, shape)
 
 
@@ -542,5 +542,5 @@ def test_an_error_in_a_folder_named_horovod_is_no_lost_rank(tmp_path):
   assert distributed.rank_lost(lost)
   path = write_records(tmp_path / "a.tfrecord", 8)
   source = input_pipeline.Source(path, SHAPE)
-  source.error = records.DataError("record 3 is damaged")
+  source.error = data_set.DataError("record 3 is damaged")
   assert evaluation.clear_error(lost, source) is source.error

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data import instances
+from records import instances
 
 
 class ScriptedRng:

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from data import leases
+from workers import leases
 
 
 @pytest.fixture

@@ -257,12 +257,12 @@ def test_where_horovod_does_not_build_the_rest_is_made(checkout):
 
 def test_tools_are_found_from_any_folder(checkout, tmp_path):
   checkout.type("env", f"PYTHON={checkout.python}", "VARIANT=cpu")
-  write(checkout.folder / "data" / "__init__.py", "")
-  (tmp_path / "data").mkdir()  # of records, say
-  code = "import tools, data; print(*tools.__path__, *data.__path__)"
+  write(checkout.folder / "records" / "__init__.py", "")
+  (tmp_path / "records").mkdir()
+  code = "import tools, records; print(*tools.__path__, *records.__path__)"
   done = call(str(checkout.venv / "bin" / "python"), "-c", code, cwd=tmp_path)
   assert done.stdout.split("\n")[0] == (
-    f"{checkout.folder}/tools {checkout.folder}/data"
+    f"{checkout.folder}/tools {checkout.folder}/records"
   ), done.stderr
 
 

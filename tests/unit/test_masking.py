@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import UserError
-from data import masking
+from records import masking
 
 CLS, SEP, MASK, VOCAB = 2, 3, 4, 1000
 

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from data import near_duplicates
+from corpus import near_duplicates
 
 WORDS = [f"w{number}" for number in range(400)]
 

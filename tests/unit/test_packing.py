@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from data import packing
+from records import packing
 
 
 def pack(tokens, predictions=None, seed=0, **limits):

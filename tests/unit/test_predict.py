@@ -21,9 +21,9 @@ from samples import LETTERS, TINY, write_records_of
 import predict
 from checkpoints import run_folder
 from common.errors import DataError, UserError
-from data import records
 from interop import inference, model_source, predictions
 from interop.predictions import Input, Predictor
+from records import data_set
 
 MASK, CLS, SEP = (LETTERS.index(t) for t in ("[MASK]", "[CLS]", "[SEP]"))
 FOLLOWS = LETTERS.index("c")
@@ -585,7 +585,7 @@ def test_a_run_finds_its_vocabulary_by_its_records(
   files["files"] = ["data/data-0.tfrecord"]  # as named from tmp_path
   os.remove(data / "vocab.txt")
   path = data / "data.manifest.json"
-  manifest = records.Manifest.load(str(path))
+  manifest = data_set.Manifest.load(str(path))
   tokenizer = manifest.tokenizer
   shutil.copytree(folders["pretraining"], run)
   os.remove(run / "vocab.txt")

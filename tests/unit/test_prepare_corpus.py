@@ -16,9 +16,10 @@ import pytest
 
 from common.errors import DataError, UserError
 from common.files import file_sha256
-from data import cleaning, documents, launchers, text_files, work_dir
+from corpus import cleaning, documents, text_files
 from tests.support.samples import contents
 from tools import prepare_corpus
+from workers import launchers, work_dir
 
 
 def documents_in(path):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data import record_order
+from records import record_order
 
 
 @settings(deadline=None, max_examples=60)

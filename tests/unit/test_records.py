@@ -15,7 +15,7 @@ import tokenization
 from common import errors
 from common.files import file_sha256
 from common.tensorflow_v1 import tf
-from data import record_report, records, tf_example, tfrecord
+from records import data_set, record_report, tf_example, tfrecord
 from tools import inspect_records, train_tokenizer
 
 
@@ -36,7 +36,7 @@ def test_expand_patterns(tmp_path, monkeypatch):
     "b.manifest.json": ["b.manifest.json"],
     "*.json,a": ["a", "b.manifest.json"],
   }.items():
-    assert records.expand_patterns(patterns) == want, patterns
+    assert data_set.expand_patterns(patterns) == want, patterns
   for patterns, words in {
     "a,c*": r"c\*: no such file",
     " ,": "no input files",
@@ -44,12 +44,12 @@ def test_expand_patterns(tmp_path, monkeypatch):
     "a,x": "x: matches x, which is a folder",
     "d[2]": r"d\[2\]: no such file \(from",
   }.items():
-    with pytest.raises(records.DataError, match=words):
-      records.expand_patterns(patterns)
+    with pytest.raises(data_set.DataError, match=words):
+      data_set.expand_patterns(patterns)
 
 
 GONE = object()
-MANIFEST = records.Manifest(
+MANIFEST = data_set.Manifest(
   max_seq_length=128,
   max_predictions_per_seq=20,
   examples_per_record=2,
@@ -64,9 +64,12 @@ MANIFEST = records.Manifest(
 def test_manifest_round_trip(tmp_path):
   path = str(tmp_path / "x.manifest.json")
   MANIFEST.save(path)
-  assert records.Manifest.load(path) == MANIFEST
-  assert records.find_manifest(str(tmp_path / "x.tfrecord")) == (path, MANIFEST)
-  assert records.find_manifest(str(tmp_path / "y.tfrecord")) is None
+  assert data_set.Manifest.load(path) == MANIFEST
+  assert data_set.find_manifest(str(tmp_path / "x.tfrecord")) == (
+    path,
+    MANIFEST,
+  )
+  assert data_set.find_manifest(str(tmp_path / "y.tfrecord")) is None
 
 
 @pytest.mark.parametrize(
@@ -105,7 +108,7 @@ def test_manifest_round_trip(tmp_path):
 )
 def test_unfit_manifests(tmp_path, path, value, words):
   """They are not taken for another program's: lengths would be others."""
-  file = tmp_path / f"x{records.MANIFEST_SUFFIX}"
+  file = tmp_path / f"x{data_set.MANIFEST_SUFFIX}"
   MANIFEST.save(str(file))
   whole = json.loads(file.read_text())
   part, (*keys, last) = whole, path.split(".")
@@ -115,8 +118,10 @@ def test_unfit_manifests(tmp_path, path, value, words):
   if value is GONE:
     del part[last]
   file.write_text(json.dumps(whole) if path else value)
-  with pytest.raises(records.DataError, match=rf"x\.manifest\.json: .*{words}"):
-    records.find_manifest(str(tmp_path / "x.tfrecord"))
+  with pytest.raises(
+    data_set.DataError, match=rf"x\.manifest\.json: .*{words}"
+  ):
+    data_set.find_manifest(str(tmp_path / "x.tfrecord"))
 
 
 def test_a_link_to_records_has_their_manifest(packed_run, tmp_path):
@@ -127,11 +132,11 @@ def test_a_link_to_records_has_their_manifest(packed_run, tmp_path):
   (here / "data-0.tfrecord").symlink_to(tmp_path / "data-0.tfrecord")
   (here / "other.tfrecord").symlink_to(tmp_path / "data-1.tfrecord")
   paths = [str(here / "data-0.tfrecord"), str(here / "other.tfrecord")]
-  found = records.find_manifests(paths)
+  found = data_set.find_manifests(paths)
   assert [*found] == paths[:1] and found[paths[0]][0] == str(there)
-  own = records.find_manifests([str(tmp_path / "data-0.tfrecord")])
-  assert records.digest(paths[:1], found) == records.digest([*own], own)
-  assert records.digest(paths, found) is None
+  own = data_set.find_manifests([str(tmp_path / "data-0.tfrecord")])
+  assert data_set.digest(paths[:1], found) == data_set.digest([*own], own)
+  assert data_set.digest(paths, found) is None
 
 
 @pytest.mark.parametrize(
@@ -140,13 +145,13 @@ def test_a_link_to_records_has_their_manifest(packed_run, tmp_path):
 def test_a_manifest_of_another_program_is_let_be(tmp_path, key):
   app, path = tmp_path / "app.manifest.json", str(tmp_path / "x.tfrecord")
   app.write_text(f'{{"name": "app", {key}}}')
-  assert records.find_manifest(path) is None
+  assert data_set.find_manifest(path) is None
   MANIFEST.save(str(tmp_path / "x.manifest.json"))
-  assert records.find_manifest(path)[1] == MANIFEST
+  assert data_set.find_manifest(path)[1] == MANIFEST
   app.write_text('{"name": "app", "vers')
   words = "app.manifest.json: not readable"
-  with pytest.raises(records.DataError, match=words):
-    records.find_manifest(path)
+  with pytest.raises(data_set.DataError, match=words):
+    data_set.find_manifest(path)
 
 
 # The command ------------------------------------------------------------------
@@ -212,8 +217,8 @@ def write_set(folder, files, **changes):
     counts={"examples": 5, "unigram_entropy": 1.23456},
     files=tuple(infos),
   )
-  manifest = records.Manifest(**values | changes)
-  manifest.save(str(folder / f"x{records.MANIFEST_SUFFIX}"))
+  manifest = data_set.Manifest(**values | changes)
+  manifest.save(str(folder / f"x{data_set.MANIFEST_SUFFIX}"))
   return manifest
 
 
@@ -462,10 +467,12 @@ def test_records_of_another_shape(tmp_path, change, words):
       encoded = tf_example.encode_example(arrays)
       writer.write(encoded if change or values is sound else b"\x0a")
   files = tfrecord.RecordSet([str(tmp_path / "a")])
-  features = records.record_features(8, 3, 2, 9)
+  features = data_set.record_features(8, 3, 2, 9)
   record = record_report.read_record(files, 0, features)
   assert record["masked_lm_positions"].tolist() == [1, 3, 0]
-  with pytest.raises(records.DataError, match=rf"a: record 1 at byte.*{words}"):
+  with pytest.raises(
+    data_set.DataError, match=rf"a: record 1 at byte.*{words}"
+  ):
     record_report.read_record(files, 1, features)
 
 

@@ -14,8 +14,9 @@ import runs
 from samples import contents, parsed, write_documents
 from test_deployment import CHECKOUT, FOLDER, USER_ID, call, manifest, read
 
-from data import creation, launchers
+from records import creation
 from tools import ray_workers
+from workers import launchers
 
 
 def records_command(words):

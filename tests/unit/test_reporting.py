@@ -18,11 +18,11 @@ import run_pretraining
 from checkpoints import checkpointing, metrics
 from common import json_files
 from common.tensorflow_v1 import tf
-from data import record_shape, tfrecord
 from finetuning import heads, packed
 from finetuning.finetune import FinetuningTask
 from gradients import distributed
 from model import model_flops, sampled_softmax, tasks
+from records import record_shape, tfrecord
 from training import reporting
 from xla_patches import jit
 

@@ -39,11 +39,11 @@ from common.errors import UserError
 from common.files import file_sha256
 from common.tensorflow_v1 import tf
 from config.pretraining import PretrainingConfig
-from data import record_order, record_shape, records, tf_example, tfrecord
-from data.masking import MaskConfig
 from gradients import lr_schedule
 from gradients.distributed import Comm
 from interop import model_source, run_settings
+from records import data_set, record_order, record_shape, tf_example, tfrecord
+from records.masking import MaskConfig
 from training import evaluation, plans, resume, training_run
 
 
@@ -448,7 +448,7 @@ def test_records_without_pairs_teach_no_next_sentence(packed_run, tmp_path):
   (tiny, _), run = packed_run, tmp_path / "run"
   change_manifest(tmp_path, settings={"objective": "mlm"})
   for flags in ({"objective": "mlm_nsp"}, {"segment_ids": True}):
-    with pytest.raises(records.DataError, match="have no pairs of segments"):
+    with pytest.raises(data_set.DataError, match="have no pairs of segments"):
       runs.pretrain(tiny, run, **flags)
   runs.pretrain(tiny, run, num_train_steps=1, num_warmup_steps=0)
   (report,) = metrics.read_jsonl(str(run / metrics.METRICS_FILE))
@@ -527,7 +527,7 @@ def test_packed_records_train_as_their_examples(tmp_path):
   packed.mkdir()
   unpacked.mkdir()
   files, _ = write_packed(packed)
-  found = tfrecord.RecordSet(records.expand_patterns(files))
+  found = tfrecord.RecordSet(data_set.expand_patterns(files))
   examples = [e for r in found for e in examples_of(feature_values(r))]
   with tfrecord.shard_writer(f"{unpacked}/data.tfrecord") as writer:
     for example in examples:
@@ -819,7 +819,7 @@ def test_records_made_again_are_noticed(packed_run, tmp_path, capsys):
   runs.pretrain(tiny, folder, num_train_steps=2, num_warmup_steps=0)
   assert len(said().records_now()) == 2
   (path,) = tmp_path.glob("*.manifest.json")
-  first, *others = records.Manifest.load(str(path)).files
+  first, *others = data_set.Manifest.load(str(path)).files
   changed = dataclasses.replace(first, sha256="1" * 64)
   _, before = change_manifest(tmp_path, files=(changed, *others))
   assert said().records_now() == [] and said().manifest() is None

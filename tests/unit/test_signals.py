@@ -208,9 +208,9 @@ processes.run("x", [sys.executable, "-c", {COMMAND!r}],
   lambda line: print(line, end="", flush=True))
 """,
   "a worker": f"""
-from data import workers
+from workers.pool import Pool
 if __name__ == "__main__":
-  with workers.Workers(2) as pool:
+  with Pool(2) as pool:
     pool.start(exec, [{CHILD!r}])
     while True:
       pool.check()

@@ -21,18 +21,12 @@ from samples import contents, create, feature_values, write_documents
 
 from common import input_files, stores
 from common.errors import DataError, UserError
-from data import (
-  documents,
-  launchers,
-  record_shape,
-  records,
-  text_files,
-  tfrecord,
-  tokenizer_files,
-)
-from data.documents import DocumentFormat
-from data.shared_work import Inputs
+from corpus import documents, text_files
+from corpus.documents import DocumentFormat
+from records import data_set, record_shape, tfrecord, tokenizer_files
 from tools import prepare_corpus
+from workers import launchers
+from workers.shared_work import Inputs
 
 
 @pytest.fixture(autouse=True)
@@ -112,7 +106,7 @@ def flaky():
 def test_names_and_globs():
   for name in ("b.txt", "a.txt", "a.txt.index", "sub/c.txt", "x[1].txt"):
     put(f"memory://data/{name}", b"x")
-  expand = records.expand_patterns
+  expand = data_set.expand_patterns
   found = [f"memory:///data/{n}" for n in ("a.txt", "b.txt")]
   assert expand("memory://data/?.txt") == found
   found = [f"memory:///data/{n}" for n in ("sub/c.txt", "x[1].txt")]
@@ -233,7 +227,7 @@ def test_over_http(tmp_path, cache):
     url = f"http://127.0.0.1:{server.server_port}"
     assert _read(f"{url}/t.txt") == ["over", "HTTP"]
     with pytest.raises(DataError, match="no.txt: no such file"):
-      records.expand_patterns(f"{url}/no.txt")
+      data_set.expand_patterns(f"{url}/no.txt")
     server.shutdown()
 
 
@@ -273,14 +267,14 @@ REFUSED = {
 def test_stores_that_cannot_be_reached(url, words, monkeypatch):
   monkeypatch.setitem(sys.modules, "s3fs", None)  # also where it is installed
   with pytest.raises(UserError, match=words) as e:
-    records.expand_patterns(url)
+    data_set.expand_patterns(url)
   assert "\n" not in str(e.value)
 
 
 def test_without_fsspec(monkeypatch):
   monkeypatch.setitem(sys.modules, "fsspec", None)
   with pytest.raises(UserError, match=r"pip install -r requirements/stores"):
-    records.expand_patterns("memory://t.txt")
+    data_set.expand_patterns("memory://t.txt")
   assert stores.at("/tmp").state()  # files need none of it
 
 
@@ -303,9 +297,9 @@ def test_text_and_records_in_a_store(tmp_path, make, cache):
   assert made() == want
   assert summary.manifest_path == "memory://made/train.manifest.json"
   assert not list(cache.glob("*.unfinished"))
-  paths = records.expand_patterns("memory://made/train-*.tfrecord")
+  paths = data_set.expand_patterns("memory://made/train-*.tfrecord")
   assert len(paths) == 3
-  (_, manifest), *_ = records.find_manifests(paths).values()
+  (_, manifest), *_ = data_set.find_manifests(paths).values()
   assert manifest == summary.manifest
   local = sorted(map(str, (tmp_path / "out").glob("*.tfrecord")))
   assert list(tfrecord.RecordSet(paths)) == list(tfrecord.RecordSet(local))

@@ -8,10 +8,10 @@ import runs
 
 from common.errors import UserError
 from common.tensorflow_v1 import tf
-from data import masking
 from gradients import distributed
 from gradients.distributed import AllreduceConfig
 from model import kernels, tensor_parallel
+from records import masking
 
 
 def slices_of(size):

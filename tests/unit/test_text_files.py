@@ -12,8 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from common import errors, input_files
-from data import prose, text_files
-from data.text_files import TextFormat
+from corpus import prose, text_files
+from corpus.text_files import TextFormat
 
 
 def is_plain(content):

@@ -9,7 +9,7 @@ from samples import feature_values
 
 from common.errors import DataError
 from common.tensorflow_v1 import tf
-from data import tf_example
+from records import tf_example
 from tests.fuzz.damage import damaged
 
 

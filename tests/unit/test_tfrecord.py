@@ -14,7 +14,7 @@ import pytest
 from common.errors import DataError
 from common.files import file_sha256
 from common.tensorflow_v1 import tf
-from data import tfrecord
+from records import tfrecord
 
 
 def written(path, payloads):
@@ -273,7 +273,7 @@ def test_more_files_than_may_be_open(tmp_path):
   written(path, [b"one"])
   code = (
     "import resource, sys\n"
-    "from data import tfrecord\n"
+    "from records import tfrecord\n"
     "limit = resource.RLIMIT_NOFILE\n"
     "resource.setrlimit(limit, (64, 1000))\n"
     "files = tfrecord.RecordSet([sys.argv[1]] * 350)\n"

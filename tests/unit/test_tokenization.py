@@ -15,7 +15,7 @@ from tokenizers import models
 import text_encoders
 import tokenization
 from common.files import file_sha256
-from data import records, tokenizer_files
+from records import data_set, tokenizer_files
 from tools import train_tokenizer
 
 # Characters where Unicode tables, context or splitting could differ.
@@ -216,7 +216,7 @@ def test_continuations_and_info(vocab_file):
 def test_unfit_vocabularies(tmp_path, tokens, words):
   if tokens is not None:
     write_vocabulary(tmp_path / "v.txt", tokens)
-  with pytest.raises(records.DataError, match=words):
+  with pytest.raises(data_set.DataError, match=words):
     tokenization.load_tokenizer(str(tmp_path / "v.txt"))
 
 
@@ -302,9 +302,9 @@ def test_sentencepiece_says_which_line_is_wrong(tmp_path):
 
   def lines():
     yield from corpus_lines()
-    raise records.DataError("a.jsonl: byte 7")
+    raise data_set.DataError("a.jsonl: byte 7")
 
-  with pytest.raises(records.DataError, match=r"a\.jsonl: byte 7"):
+  with pytest.raises(data_set.DataError, match=r"a\.jsonl: byte 7"):
     train_tokenizer.train_sentencepiece(lines(), str(tmp_path / "m"), 60)
 
 
@@ -361,7 +361,7 @@ def test_small_vocabularies_and_text_without_a_word(
     train_tokenizer.train_wordpiece(lines, out, size)
     assert len(tokenization.load_vocab(out)) <= size
   else:
-    with pytest.raises(records.DataError, match=words):
+    with pytest.raises(data_set.DataError, match=words):
       train_tokenizer.train_wordpiece(lines, out, size)
 
 
@@ -460,11 +460,11 @@ def test_unfit_sentencepiece_models(tmp_path):
     hard_vocab_limit=False,
     minloglevel=2,
   )
-  with pytest.raises(records.DataError, match=r"lacks \[PAD\], \[CLS\]"):
+  with pytest.raises(data_set.DataError, match=r"lacks \[PAD\], \[CLS\]"):
     tokenization.SentencePieceEncoder(str(tmp_path / "plain.model"), True)
   noise = tmp_path / "noise.model"
   noise.write_bytes(b"no model")
-  with pytest.raises(records.DataError, match="noise.model"):
+  with pytest.raises(data_set.DataError, match="noise.model"):
     tokenization.SentencePieceEncoder(str(noise), True)
 
 

@@ -14,7 +14,7 @@ import tokenization
 from checkpoints import run_folder
 from common import json_files
 from common.errors import UserError
-from data import tokenizer_files
+from records import tokenizer_files
 from text_encoders import config_beside
 from tools import prepare_corpus, train_tokenizer
 

@@ -15,15 +15,9 @@ import runs
 from samples import contents, create, write_documents
 
 from common import errors
-from data import (
-  corpus,
-  creation,
-  launchers,
-  records,
-  shards,
-  text_files,
-  work_dir,
-)
+from corpus import text_files
+from records import creation, data_set, shards, token_store
+from workers import launchers, work_dir
 
 
 class Stopped(BaseException):
@@ -55,7 +49,7 @@ def stopped_at(settings, module, name, calls=0):
 @pytest.fixture
 def many_pieces(monkeypatch):
   monkeypatch.setattr(text_files, "PIECE_BYTES", 1500)
-  monkeypatch.setattr(corpus, "CHUNK_BYTES", 700)
+  monkeypatch.setattr(token_store, "CHUNK_BYTES", 700)
 
 
 def test_stopped_at_any_file_it_goes_on_to_the_same_bytes(
@@ -88,14 +82,14 @@ def test_other_settings_delete_what_was_made(
   tmp_path, settings_for, make, capfd
 ):
   first = settings_for()
-  stopped_at(first, records.Manifest, "save")
+  stopped_at(first, data_set.Manifest, "save")
   assert "keeps what is finished: the same command" in capfd.readouterr().err
   summary = make(dupe_factor=2)
   err = capfd.readouterr().err
   assert "text or settings (dupe_factor): deleted it" in err
   assert summary.kept == "" and summary.manifest.settings["dupe_factor"] == 2
   # Text that has changed is other work too.
-  stopped_at(first, records.Manifest, "save")
+  stopped_at(first, data_set.Manifest, "save")
   write_documents(tmp_path / "a.txt", 41, seed=1)
   summary = creation.create(first)
   assert "(files): deleted it" in capfd.readouterr().err
@@ -127,14 +121,14 @@ def test_a_half_deleted_folder_is_emptied(tmp_path, settings_for):
   want = contents(tmp_path / "out")
   other = settings_for(num_shards=2, dupe_factor=2)
   for deletions in range(1, 10, 2):
-    stopped_at(settings, records.Manifest, "save")
+    stopped_at(settings, data_set.Manifest, "save")
     stopped_at(other, os, "unlink", deletions)
     assert os.listdir(settings.work_folder)
     assert creation.create(settings).kept == ""
     assert contents(tmp_path / "out") == want
 
 
-_WRITER, _SAVE = corpus.StoreWriter, (records.Manifest, "save")
+_WRITER, _SAVE = token_store.StoreWriter, (data_set.Manifest, "save")
 
 
 @pytest.mark.parametrize(
@@ -332,7 +326,10 @@ def test_16_workers_of_which_4_run_at_a_time(
     return call
 
   with pytest.MonkeyPatch.context() as patch:
-    for module, name in (corpus, "tokenize_piece"), (shards, "build_shard"):
+    for module, name in (
+      (token_store, "tokenize_piece"),
+      (shards, "build_shard"),
+    ):
       patch.setattr(module, name, counted(module, name))
     summaries = share(many, range(15), 16, at_a_time=4)
     assert len(made) == len(set(made)) > 10
@@ -349,8 +346,10 @@ def test_16_workers_of_which_4_run_at_a_time(
 
 _KILLED_AT = """
 import os, signal
-from data import creation, corpus, shards, text_files, work_dir
-text_files.PIECE_BYTES, corpus.CHUNK_BYTES = 1500, 700
+from corpus import text_files
+from records import creation, shards, token_store
+from workers import work_dir
+text_files.PIECE_BYTES, token_store.CHUNK_BYTES = 1500, 700
 def die(*arguments, **named):
   os.kill(os.getpid(), signal.SIGKILL)
 {} = die
@@ -363,8 +362,8 @@ run_with(creation.Settings, create_pretraining_data.main)
 @pytest.mark.parametrize(
   "place",
   [
-    "corpus.tokenize_piece", "corpus._tokenize_chunk",
-    "corpus.StoreWriter.append", "corpus.StoreWriter.finish",
+    "token_store.tokenize_piece", "token_store._tokenize_chunk",
+    "token_store.StoreWriter.append", "token_store.StoreWriter.finish",
     "shards.build_shard", "shards.leases.deliver", "creation._publish",
     "work_dir.Start.finish", "work_dir.Start.leave",
   ],

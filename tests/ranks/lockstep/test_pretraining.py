@@ -16,10 +16,10 @@ from common.errors import UserError
 from common.tensorflow_v1 import tf
 from config import stages
 from config.pretraining import PretrainingConfig
-from data import masking
 from gradients.distributed import AllreduceConfig
 from gradients.optimizers import OptimizerConfig
 from mixed_precision import LossScaleConfig
+from records import masking
 from training import reporting
 from training.signals import Budget
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from common.errors import DataError
-from data import record_report, records, tfrecord
+from records import data_set, record_report, tfrecord
 
 MOST_RECORDS = 50_000  # a few seconds; a word that is rarer is rare
 
@@ -28,19 +28,19 @@ def numbers(
 
 def features_of(
   files: tfrecord.RecordSet, vocab_size: int
-) -> dict[str, dict[str, records.Feature]]:
+) -> dict[str, dict[str, data_set.Feature]]:
   """File -> the features of its records: files of stages may differ in them.
 
   By its manifest; without one by its first record, for which DataError.
   """
-  manifests, found = records.find_manifests(files.paths), {}
+  manifests, found = data_set.find_manifests(files.paths), {}
   for path, start in zip(files.paths, files.starts(), strict=True):
     if path in manifests:
       found[path] = manifests[path][1].features()
       continue
     first = files.read(start)
     try:
-      found[path] = records.features_of_record(first, vocab_size)
+      found[path] = data_set.features_of_record(first, vocab_size)
     except DataError as e:
       raise DataError(f"{files.where(start)}: {e}") from e
   return found
@@ -49,7 +49,7 @@ def features_of(
 def texts(
   files: tfrecord.RecordSet,
   chosen: Iterable[int],
-  features: Mapping[str, Mapping[str, records.Feature]],
+  features: Mapping[str, Mapping[str, data_set.Feature]],
   at: Callable[[int], None] = lambda done: None,
 ) -> Iterator[np.ndarray]:
   """The tokens of each of the records `chosen`, before masking: int [n].

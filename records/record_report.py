@@ -20,8 +20,9 @@ import tokenization
 from common import console, stores
 from common.errors import DataError
 from common.files import file_sha256
-from data import masking, tf_example, tfrecord, workers
+from records import masking, tf_example, tfrecord
 from text_encoders import Encoder, TokenizerInfo
+from workers.pool import Pool, available_cores
 
 _WIDTH = 80
 _SURVEYED = 1000  # records read from files that are not verified
@@ -277,7 +278,7 @@ def survey(
   num_workers: int | None,
 ) -> Counter:
   """The sum of `survey_file` over undamaged files; reports errors on stderr."""
-  count = min(num_workers or workers.available_cores(), len(paths))
+  count = min(num_workers or available_cores(), len(paths))
   most = None if verify else math.ceil(_SURVEYED / len(paths))
   megabytes = [stores.at(path).state()[0] / 1e6 for path in paths]
   total: Counter = Counter()
@@ -285,7 +286,7 @@ def survey(
   title = "verifying" if verify else "sampling"
   with (
     console.Progress(title, sum(megabytes), "MB") as bar,
-    workers.Workers(count if verify else 1) as pool,
+    Pool(count if verify else 1) as pool,
   ):
     check = functools.partial(survey_file, features=features, most=most)
     results = pool.map(check, paths, infos)

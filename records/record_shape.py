@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from common.errors import UserError
-from data import masking, records
+from records import data_set, masking
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class RecordShape:
 
   def features(self) -> dict:
     """name -> `tf_example.Feature`."""
-    return records.record_features(
+    return data_set.record_features(
       self.max_seq_length,
       self.max_predictions_per_seq,
       self.examples_per_record,
@@ -53,8 +53,8 @@ def of_manifest(files: str, vocab_size: int) -> RecordShape | None:
 
   Masks that are drawn on reading have room for those of every manifest.
   """
-  paths = records.expand_patterns(files)
-  manifests = records.find_manifests(paths)
+  paths = data_set.expand_patterns(files)
+  manifests = data_set.find_manifests(paths)
   if paths[0] not in manifests:
     return None
   _, manifest = manifests[paths[0]]
@@ -94,8 +94,8 @@ def of_run(files: str | None, config, training: bool = True) -> RecordShape:
     # A stage's lengths are its own records'; those to evaluate on have theirs.
     length = masked = None
     if not known:
-      paths = records.expand_patterns(files or "")
-      features = records.features_of_first(paths, bert.vocab_size)
+      paths = data_set.expand_patterns(files or "")
+      features = data_set.features_of_first(paths, bert.vocab_size)
       if features:
         length = features["input_ids"].size
       if "masked_lm_positions" in features:
@@ -127,7 +127,7 @@ def of_run(files: str | None, config, training: bool = True) -> RecordShape:
 
 def _with_heads(shape: RecordShape, config) -> RecordShape:
   """With what the model learns from the records."""
-  pairs, alone = records.OBJECTIVES
+  pairs, alone = data_set.OBJECTIVES
   objective = config.objective or (pairs if shape.next_sentence else alone)
   has_pairs, segments = objective == pairs, config.segment_ids
   if segments is None:
@@ -184,8 +184,8 @@ def _with_masks(shape: RecordShape, files, config, training) -> RecordShape:
 def tokens_of_a_record(config) -> float:
   """Mean real tokens in a record, by the manifests of --input_file."""
   files = config.input_file
-  paths = records.expand_patterns(files) if files else []
-  manifests, tokens, total = records.find_manifests(paths), 0.0, 0
+  paths = data_set.expand_patterns(files) if files else []
+  manifests, tokens, total = data_set.find_manifests(paths), 0.0, 0
   for path, (_, manifest) in manifests.items():
     count = manifest.shards[os.path.basename(path)].records
     mean = manifest.counts.get("real_tokens", 0) / manifest.num_records

@@ -16,9 +16,11 @@ import numpy as np
 
 import tokenization
 from common import errors, files, json_files
-from data import instances, leases, text_files
-from data.text_files import Batch, Piece, TextFormat
+from corpus import text_files
+from corpus.text_files import Batch, Piece, TextFormat
+from records import instances
 from text_encoders import Encoder, letters_of
+from workers import leases
 
 CHUNK_BYTES = 2 << 20  # of text; a piece of a plain file is about one chunk
 

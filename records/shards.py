@@ -11,17 +11,17 @@ from typing import NamedTuple
 import numpy as np
 
 from common import errors, json_files
-from data import (
-  corpus,
+from records import (
   instances,
-  leases,
   masking,
   packing,
   record_order,
   tf_example,
   tfrecord,
+  token_store,
 )
-from data.creation_settings import Settings
+from records.creation_settings import Settings
+from workers import leases
 
 _ENCODE_ROWS = 256  # records encoded at once: amortizes NumPy's overhead
 # Of random numbers, beside those of documents, whose keys have two parts.
@@ -37,7 +37,7 @@ class ShardTask(NamedTuple):
   num_shards: int
   num_blocks: int  # of each shard
   settings: Settings
-  tokenizer: corpus.TokenizerSpec
+  tokenizer: token_store.TokenizerSpec
 
   @property
   def done_file(self) -> str:
@@ -75,7 +75,7 @@ def documents_of_block(
 
 
 class _Example(NamedTuple):
-  ids: np.ndarray  # unsigned int [n], see corpus.token_dtype
+  ids: np.ndarray  # unsigned int [n], see token_store.token_dtype
   segments: np.ndarray  # uint8 [n], 0 and 1 in turn
   is_random_next: bool
 
@@ -98,7 +98,7 @@ def _rows(
       segment_ids[row, start:end] = segments
       labels[row, place] = is_random_next
       start = end
-  bit = corpus.continuation_bit(tokens.dtype)
+  bit = token_store.continuation_bit(tokens.dtype)
   features = {
     "input_ids": (tokens & (bit - 1)).astype(np.int32),
     "input_mask": input_mask,
@@ -112,7 +112,7 @@ def _rows(
 
 def build_shard(task: ShardTask, scratch: str) -> None:
   """Makes one shard in the folder `scratch`; runs in a worker."""
-  documents = corpus.open_store(task.store)
+  documents = token_store.open_store(task.store)
   num_examples = real_tokens = masked_tokens = random_next = num_records = 0
   with tfrecord.shard_writer(leases.unfinished(scratch, task.path)) as writer:
     for block in range(task.num_blocks):
@@ -140,7 +140,10 @@ def build_shard(task: ShardTask, scratch: str) -> None:
 def _block_examples(
   documents: instances.Documents, block: int, task: ShardTask
 ) -> list[_Example]:
-  settings, tokenizer = task.settings, corpus.load_tokenizer(task.tokenizer)
+  settings, tokenizer = (
+    task.settings,
+    token_store.load_tokenizer(task.tokenizer),
+  )
   seed, special = settings.random_seed, (tokenizer.cls_id, tokenizer.sep_id)
   lengths = (settings.max_seq_length, settings.short_seq_prob)
   count = len(documents.document_offsets) - 1
@@ -173,7 +176,10 @@ def _block_rows(
   examples: list[_Example], block: int, first: int, task: ShardTask
 ) -> Iterator[dict[str, np.ndarray]]:
   """A block's records as features; `first` is its first one's number."""
-  settings, tokenizer = task.settings, corpus.load_tokenizer(task.tokenizer)
+  settings, tokenizer = (
+    task.settings,
+    token_store.load_tokenizer(task.tokenizer),
+  )
   size, most = settings.max_seq_length, settings.max_predictions_per_seq
   masks = masking.MaskSettings(
     settings.masked_lm_prob, most, tokenizer.mask_id, tokenizer.vocab_size

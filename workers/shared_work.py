@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
 from common import errors, files, stores
-from data import leases, work_dir, workers
+from workers import leases, work_dir
+from workers.pool import Pool, available_cores
 
 T = TypeVar("T")
 
@@ -42,7 +43,7 @@ class SharedWork(NamedTuple):
   """The work as one of its workers sees it."""
 
   start: work_dir.Start
-  pool: workers.Workers
+  pool: Pool
 
   def folder(self, name: str) -> str:
     """A folder of the work, which holds the files of a phase."""
@@ -136,11 +137,11 @@ def share(
   The work is in the folder `path`, as `work_dir.work_folder` opens it.
   `num_workers` processes do the tasks; None: one for each core.
   """
-  cores = max(1, workers.available_cores() // worker.local_size)
+  cores = max(1, available_cores() // worker.local_size)
   with (
     work_dir.work_folder(path, plan, worker) as start,
     # One pool for all phases: its processes keep the tokenizer.
-    workers.Workers(num_workers or cores) as pool,
+    Pool(num_workers or cores) as pool,
   ):
     start.check()
     return function(SharedWork(start, pool))

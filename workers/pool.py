@@ -21,7 +21,7 @@ def _prepare_worker(parent: int) -> None:
   end_with(parent, signal.SIGKILL)
 
 
-class Workers:
+class Pool:
   """Runs tasks in other processes; one worker is a thread of this one."""
 
   def __init__(self, num_workers: int):
@@ -38,7 +38,7 @@ class Workers:
       num_workers, spawn, _prepare_worker, (os.getpid(),)
     )
 
-  def __enter__(self) -> "Workers":
+  def __enter__(self) -> "Pool":
     return self
 
   def __exit__(self, error, *_) -> None:

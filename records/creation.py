@@ -18,18 +18,11 @@ from typing import NamedTuple
 
 import tokenization
 from common import console, errors, stores
-from data import (
-  corpus,
-  leases,
-  records,
-  shards,
-  text_files,
-  tfrecord,
-  tokenizer_files,
-  work_dir,
-)
-from data.creation_settings import Settings
-from data.shared_work import Inputs, Phase, SharedWork, share
+from corpus import text_files
+from records import data_set, shards, tfrecord, token_store, tokenizer_files
+from records.creation_settings import Settings
+from workers import leases, work_dir
+from workers.shared_work import Inputs, Phase, SharedWork, share
 
 _BLOCK_BYTES = 16 << 20  # about, of the records that a worker holds at a time
 _MAX_DEFAULT_SHARDS = 4096
@@ -40,7 +33,7 @@ _PLAN_VERSION = 4
 class Summary(NamedTuple):
   """What was made, where, and how long it took."""
 
-  manifest: records.Manifest
+  manifest: data_set.Manifest
   manifest_path: str
   seconds: dict[str, float]  # by stage
   kept: str  # what an earlier start had finished
@@ -56,7 +49,7 @@ def create(
   unfinished work.
   """
   start, worker = time.monotonic(), worker or work_dir.alone()
-  paths = records.expand_patterns(settings.input_file)
+  paths = data_set.expand_patterns(settings.input_file)
   claim(settings, paths, settings.given_shards)
   inputs = Inputs.of(paths)
   pieces = text_files.split_into_pieces(paths, settings.text)
@@ -104,7 +97,7 @@ def create(
 
 def claim(
   settings: Settings, inputs: list[str], num_shards: int | None
-) -> records.Manifest | None:
+) -> data_set.Manifest | None:
   """The data set's earlier manifest, if all that we shall write is ours.
 
   UserError if a file of ours is an input, a folder or another data set's. None
@@ -113,13 +106,13 @@ def claim(
   flag = f"--output_file={settings.output_file}"
   names, earlier = settings.shard_names(num_shards), None
   outputs = [os.path.join(settings.folder, name) for name in names]
-  records.check_not_written(inputs, "--input_file", *outputs)
+  data_set.check_not_written(inputs, "--input_file", *outputs)
   for name, path in tokenizer_files.named(settings).items():
-    records.check_not_written([path], f"--{name}", *outputs)
+    data_set.check_not_written([path], f"--{name}", *outputs)
   try:
-    owners = records.find_manifests(outputs)
+    owners = data_set.find_manifests(outputs)
     if stores.at(settings.manifest_path).is_file():
-      earlier = records.Manifest.load(settings.manifest_path)
+      earlier = data_set.Manifest.load(settings.manifest_path)
   except errors.DataError as e:  # as a UserError it keeps the finished work
     raise errors.UserError(
       f"{flag}: {e}: move it away, or give another name"
@@ -147,20 +140,20 @@ def _load_tokenizer(settings: Settings, worker: work_dir.Worker):
     console.tell(*lines)
   info = encoder.info()
   lower = info.do_lower_case
-  spec = corpus.TokenizerSpec(info.kind, encoder.file, lower, info.sha256)
+  spec = token_store.TokenizerSpec(info.kind, encoder.file, lower, info.sha256)
   return spec, info
 
 
 def _manifest(
   settings: Settings,
   info: tokenization.TokenizerInfo,
-  counts: corpus.CorpusCounts,
+  counts: token_store.CorpusCounts,
   results: list[shards.ShardResult],
-) -> records.Manifest:
+) -> data_set.Manifest:
   all_counts = dataclasses.asdict(counts)
   for name in ("examples", "real_tokens", "masked_tokens", "random_next"):
     all_counts[name] = sum(getattr(result, name) for result in results)
-  return records.Manifest(
+  return data_set.Manifest(
     max_seq_length=settings.max_seq_length,
     max_predictions_per_seq=settings.max_predictions_per_seq,
     examples_per_record=settings.examples_per_record,
@@ -175,8 +168,8 @@ def _manifest(
 def _publish(
   settings: Settings,
   folder: str,
-  manifest: records.Manifest,
-  earlier: records.Manifest | None,
+  manifest: data_set.Manifest,
+  earlier: data_set.Manifest | None,
 ) -> None:
   """Moves the finished files of `folder` to their places.
 
@@ -206,7 +199,7 @@ def _publish(
   manifest.save(settings.manifest_path)
 
 
-def _with_indexes(manifest: records.Manifest) -> list[str]:
+def _with_indexes(manifest: data_set.Manifest) -> list[str]:
   """The names of its files, each after its index."""
   names = []
   for name in manifest.shards:
@@ -223,14 +216,16 @@ def _example_bytes(settings: Settings) -> int:
   return 4 * size + 8 * most + 200
 
 
-def _blocks_of_corpus(counts: corpus.CorpusCounts, settings: Settings) -> int:
+def _blocks_of_corpus(
+  counts: token_store.CorpusCounts, settings: Settings
+) -> int:
   """The records of the corpus in units of about `_BLOCK_BYTES`."""
   full = counts.tokens // settings.max_seq_length
   examples = settings.dupe_factor * (counts.documents + full)
   return max(1, -(-examples * _example_bytes(settings) // _BLOCK_BYTES))
 
 
-def _num_shards(counts: corpus.CorpusCounts, settings: Settings) -> int:
+def _num_shards(counts: token_store.CorpusCounts, settings: Settings) -> int:
   """The number given, or as many as have about 16 MB each."""
   return settings.given_shards or min(
     _blocks_of_corpus(counts, settings), counts.parts, _MAX_DEFAULT_SHARDS
@@ -242,31 +237,33 @@ class _Making(NamedTuple):
 
   settings: Settings
   work: SharedWork
-  tokenizer: corpus.TokenizerSpec
+  tokenizer: token_store.TokenizerSpec
 
   def tokenize(
     self, pieces: list[text_files.Piece]
-  ) -> tuple[corpus.CorpusCounts, int]:
+  ) -> tuple[token_store.CorpusCounts, int]:
     """Text to the token store: (counts, text bytes of an earlier start)."""
     settings, store = self.settings, self.work.folder("store")
     chunks = self.work.folder("pieces")
-    if counts := corpus.store_counts(store):
+    if counts := token_store.store_counts(store):
       return counts, counts.text_bytes
     tasks = []
     for number, piece in enumerate(pieces):
       output, words = f"{chunks}/{number:06d}", settings.do_whole_word_mask
       tasks.append(
-        corpus.PieceTask(piece, output, settings.text, self.tokenizer, words)
+        token_store.PieceTask(
+          piece, output, settings.text, self.tokenizer, words
+        )
       )
     before = set(os.listdir(chunks))
-    phase = self.work.phase(corpus.tokenize_piece, tasks)
+    phase = self.work.phase(token_store.tokenize_piece, tasks)
     kept = 0
 
     def join(scratch: str) -> None:
       nonlocal kept
       kept = self._join(tasks, phase, scratch, before)
 
-    read = functools.partial(corpus.store_counts, store)
+    read = functools.partial(token_store.store_counts, store)
     what = "another worker to put the tokens together"
     counts = self.work.once("store", join, read, what, phase)
     if counts.documents < 2 and settings.objective != "mlm":
@@ -279,7 +276,7 @@ class _Making(NamedTuple):
 
   def _join(
     self,
-    tasks: list[corpus.PieceTask],
+    tasks: list[token_store.PieceTask],
     phase: Phase,
     scratch: str,
     before: set[str],
@@ -292,13 +289,13 @@ class _Making(NamedTuple):
     # A document longer than a block of examples is cut.
     block_examples = _BLOCK_BYTES // _example_bytes(settings)
     block_tokens = block_examples * settings.max_seq_length
-    loaded = corpus.load_tokenizer(self.tokenizer)
+    loaded = token_store.load_tokenizer(self.tokenizer)
     total = 0
     for path in {task.piece.path for task in tasks}:
       total += stores.at(path).state()[0]
     joined, done, kept = [], 0, 0
     with (
-      corpus.StoreWriter(scratch, loaded.vocab_size) as writer,
+      token_store.StoreWriter(scratch, loaded.vocab_size) as writer,
       console.Progress("tokenizing", total / 1e6, "MB") as bar,
     ):
       for chunk in _chunks_in_order(tasks, phase):
@@ -310,13 +307,13 @@ class _Making(NamedTuple):
         bar.at(done / 1e6)
       writer.finish(loaded, block_tokens)
     store = self.work.folder("store")
-    leases.deliver(scratch, os.path.join(store, corpus.COUNTS))
+    leases.deliver(scratch, os.path.join(store, token_store.COUNTS))
     for chunk in joined:
       os.unlink(chunk)
     return kept
 
   def make_shards(
-    self, counts: corpus.CorpusCounts
+    self, counts: token_store.CorpusCounts
   ) -> tuple[list[shards.ShardResult], int]:
     """Makes shards until all are there: (results, number made before)."""
     settings, folder = self.settings, self.work.folder("shards")
@@ -349,7 +346,7 @@ class _Making(NamedTuple):
 
 
 def _chunks_in_order(
-  tasks: list[corpus.PieceTask], phase: Phase
+  tasks: list[token_store.PieceTask], phase: Phase
 ) -> Iterator[str]:
   """The files of all workers' chunks, each as soon as it is there."""
   for task in tasks:

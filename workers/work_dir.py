@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
 from common import console, errors, files, json_files
-from data import leases
+from workers import leases
 
 # The files and folders of a start.
 _PLAN, _END, _RUNS, _WORK = "plan.json", "end.json", "runs", "work"

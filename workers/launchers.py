@@ -10,7 +10,7 @@ from typing import NamedTuple
 from common import console
 from common.errors import STOP_SIGNALS, UserError
 from common.settings import check, setting
-from data.work_dir import Worker, alone
+from workers.work_dir import Worker, alone
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO, NamedTuple
 
 from common import errors, input_files, json_files
-from data import prose
+from corpus import prose
 
 # Defaults and help of the flags that all commands with text have.
 TEXT_FIELD = "text", "Field of a .jsonl record that holds its text."

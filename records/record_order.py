@@ -15,7 +15,7 @@ import dataclasses
 
 import numpy as np
 
-from data import masking, tfrecord
+from records import masking, tfrecord
 
 _ROUNDS = 6
 

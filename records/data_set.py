@@ -39,9 +39,9 @@ import numpy as np
 import tokenization
 from common import json_files, stores
 from common.errors import DataError
-from data import record_report, tfrecord
-from data.masking import MaskSettings
-from data.tf_example import Feature, decode_example
+from records import record_report, tfrecord
+from records.masking import MaskSettings
+from records.tf_example import Feature, decode_example
 
 MANIFEST_VERSION = 1
 # What records are made for: masked LM with next sentence prediction, or alone.

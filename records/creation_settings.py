@@ -6,10 +6,12 @@ import os
 from common import stores
 from common.errors import UserError
 from common.settings import check, in_group
-from data import launchers, records, text_files
+from corpus import text_files
+from records import data_set
+from workers import launchers
 
 # What lies beside records, here and in the folder of work in progress.
-_NO_RECORDS = (*records.NO_RECORDS, ".result", ".unfinished")
+_NO_RECORDS = (*data_set.NO_RECORDS, ".result", ".unfinished")
 # The settings that a manifest shows.
 _IN_MANIFEST = (
   "do_whole_word_mask max_seq_length max_predictions_per_seq random_seed "
@@ -50,10 +52,10 @@ class Settings:
   do_lower_case: bool | None = _vocabulary(None,
     "Lower-case the text, as an uncased vocabulary expects. Default: as files "
     "beside the vocabulary say, or else true.")
-  objective: str = _records(records.OBJECTIVES[0],
+  objective: str = _records(data_set.OBJECTIVES[0],
     "What the records are for. mlm_nsp: masked LM and next sentence "
     "prediction, so an example is a pair of segments. mlm: masked LM alone, so "
-    "it is as much of a document as fits.", choices=records.OBJECTIVES)
+    "it is as much of a document as fits.", choices=data_set.OBJECTIVES)
   cross_documents: bool = _records(False,
     "With --objective=mlm, continue an example with the next document, after a "
     "[SEP]. Without it the end of a document ends its example.")
@@ -141,7 +143,7 @@ class Settings:
   @property
   def output_paths(self) -> list[str]:
     """The given names of record files; one may stand for several."""
-    return records.listed(self.output_file)
+    return data_set.listed(self.output_file)
 
   @property
   def given_shards(self) -> int | None:
@@ -155,7 +157,7 @@ class Settings:
 
   @property
   def manifest_path(self) -> str:
-    return os.path.splitext(self.output_paths[0])[0] + records.MANIFEST_SUFFIX
+    return os.path.splitext(self.output_paths[0])[0] + data_set.MANIFEST_SUFFIX
 
   @property
   def work_folder(self) -> str:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from common import errors, input_files, json_files
-from data import text_files
+from corpus import text_files
 
 _ROOT = os.path.dirname(os.path.dirname(__file__))
 _FOLDER = os.path.join(_ROOT, "configs", "filters")

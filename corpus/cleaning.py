@@ -27,8 +27,9 @@ import numpy as np
 
 from common import errors, json_files, stores
 from common.console import Progress, counted
-from data import documents, filters, leases, near_duplicates, prose, text_files
-from data.shared_work import SharedWork
+from corpus import documents, filters, near_duplicates, prose, text_files
+from workers import leases
+from workers.shared_work import SharedWork
 
 MIN_DOCUMENTS = 20  # fewer give poor random next sentences, and are cut
 PIECE_SENTENCES = 32  # of a cut document

@@ -1,0 +1,1 @@
+"""Documents of any format to clean text, without TensorFlow."""

@@ -1,0 +1,1 @@
+"""Work that several processes share, through files alone."""
