@@ -18,6 +18,7 @@ import numpy as np
 import modeling
 import tokenization
 from checkpoints import description
+from common import input_files
 from common.errors import DataError
 from common.tensorflow_v1 import monotonic_seconds, tf
 from records import (
@@ -79,7 +80,7 @@ class Source:
   def __init__(self, files: str, shape: record_shape.RecordShape):
     """`files` are names and globs; the first record of each file is checked."""
     self.shape = shape
-    self.paths = data_set.expand_patterns(files)
+    self.paths = input_files.expand_patterns(files)
     self.manifests = data_set.find_manifests(self.paths)
     self.set = tfrecord.RecordSet(self.paths)
     # For `explain`: a pipeline raises another type with a page of text.

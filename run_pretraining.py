@@ -17,7 +17,7 @@ import gc
 
 from absl import flags
 
-from common import errors
+from common import errors, input_files
 
 if __name__ == "__main__":
   errors.leave_when_asked()  # also while TensorFlow is imported
@@ -185,10 +185,10 @@ def evaluator(config: PretrainingConfig, comm) -> Evaluator:
   if not config.do_train:
     run_start.check_vocabulary(config, source.describe())
   else:
-    trained = data_set.expand_patterns(config.input_file)
+    trained = input_files.expand_patterns(config.input_file)
     for item in config.stages or ():
       with contextlib.suppress(DataError):  # an ended stage's may be gone
-        trained += data_set.expand_patterns(item.get("input_file", ""))
+        trained += input_files.expand_patterns(item.get("input_file", ""))
     found = data_set.find_manifest(trained[0])
     words = found[1].tokenizer if found else None
     description.agree_on_words(words, source.tokenizer, files)
@@ -278,7 +278,7 @@ def main(_) -> None:
   def configure():
     config, lines = run_settings.configured(PretrainingConfig, given)
     if config.do_eval and config.eval_input_file:
-      data_set.expand_patterns(config.eval_input_file)  # an error at once
+      input_files.expand_patterns(config.eval_input_file)  # an error at once
     return config, lines
 
   if given.dry_run:

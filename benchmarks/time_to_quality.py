@@ -55,9 +55,8 @@ from absl import app, flags
 
 from benchmarks import measuring
 from checkpoints import metrics, run_folder
-from common import json_files, processes
+from common import input_files, json_files, processes
 from common.files import file_sha256
-from records import data_set
 from tools.quickstart import best_precision
 from training import divergence, next_steps
 from training.next_steps import python
@@ -79,7 +78,7 @@ def define_flags() -> None:
   )
   flags.DEFINE_integer("num_ranks", 2, "Ranks of each run.")
   flags.DEFINE_list("eval_lengths", ["32"], "Tokens of held-out records.")
-  flags.DEFINE_string("pairs", None, "Minimal pairs for evaluate_grammar.py.")
+  flags.DEFINE_string("pairs", None, "For tools.evaluate_grammar.")
   flags.DEFINE_integer("sample", 200, "Pairs of a paradigm.")
   flags.DEFINE_string("google_bert", None, "A checkout of google/bert.")
   flags.DEFINE_string("google_bert_python", None, "Its Python.")
@@ -290,7 +289,7 @@ def machine(arm: dict) -> dict:
 
 def digest_of_run(arm: dict) -> str:
   """Of all that a result depends on but its budget, seed and our code."""
-  files = data_set.expand_patterns(FLAGS.pairs) if FLAGS.pairs else []
+  files = input_files.expand_patterns(FLAGS.pairs) if FLAGS.pairs else []
   pairs = list(map(file_sha256, files))
   given = [FLAGS.eval_lengths, FLAGS.sample]
   return digest_of(arm, machine(arm), given, pairs)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import tokenization
 from checkpoints import huggingface_folder
-from common import json_files, stores
+from common import input_files, json_files, stores
 from common.errors import DataError, UserError
 from common.files import file_sha256
 from common.model_files import CONFIG_FILE, RUN_FILE, TASK_FILE
@@ -262,7 +262,7 @@ def is_held_out(start: dict, trained: Sequence[str]) -> bool | None:
     return None
   patterns = flags["eval_input_file"] or ""
   try:
-    evaluated = data_set.expand_patterns(patterns) if patterns else []
+    evaluated = input_files.expand_patterns(patterns) if patterns else []
     return bool(evaluated) and not shared(evaluated, trained)
   except DataError:
     return None

@@ -9,6 +9,7 @@ import contextlib
 import gzip
 import io
 import lzma
+import os
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +19,10 @@ from backports import zstd
 
 from common import stores
 from common.errors import DataError, reason
+
+# Files beside records and text, which a glob leaves out.
+INDEX_SUFFIX = ".index"  # of a record file's index
+SIDE_FILES = (INDEX_SUFFIX, ".json", ".tmp")
 
 _HEAD = 265  # bytes: the mark of a tar archive ends there
 _UNPACK, _CONVERT = "unpack it", "convert it to JSON lines, *.jsonl"
@@ -117,3 +122,49 @@ def unpacked(path: str) -> Iterator[tuple[BinaryIO, BinaryIO]]:
         yield content, on_disk
     except _DAMAGED as e:
       raise DataError(f"{path}: not a whole {kind.name} file ({e})") from e
+
+
+def expand_patterns(patterns: str) -> list[str]:
+  """Files of a comma-separated list of names and globs, sorted, once each.
+
+  The order, which numbers the records, depends on the names alone. A name of an
+  existing file is no glob. Globs leave out `SIDE_FILES`. DataError
+  for an item that matches no file.
+  """
+  paths: set[str] = set()
+  for name in listed(patterns):
+    if stores.at(name).is_file():
+      paths.add(name)
+      continue
+    others = tuple([end for end in SIDE_FILES if not name.endswith(end)])
+    matches, files = stores.at(name).matches(), []
+    for path, is_file in matches.items():
+      if is_file and not path.endswith(others):
+        files.append(path)
+    if matches and not files:
+      raise DataError(
+        f"{name}: matches {min(matches)}, which is a folder, a link to nothing "
+        "or a file beside records: name files exactly"
+      )
+    if not files:
+      raise DataError(f"{name}: no such file (from {patterns!r})")
+    paths.update(files)
+  if not paths:
+    raise DataError(f"no input files in {patterns!r}")
+  return sorted(paths)
+
+
+def listed(names: str) -> list[str]:
+  """The names of a comma-separated list."""
+  return [name.strip() for name in names.split(",") if name.strip()]
+
+
+def check_not_written(paths: Iterable[str], flag: str, *written: str) -> None:
+  """DataError if one of `paths`, of `flag`, is a file that will be written."""
+  outputs = {os.path.realpath(path) for path in written}
+  for path in paths:
+    if os.path.realpath(path) in outputs:
+      raise DataError(
+        f"{path} is of {flag}, and would be written: give another place to "
+        "write to, or a narrower pattern"
+      )

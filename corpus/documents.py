@@ -19,7 +19,6 @@ from common import input_files, json_files, stores
 from common.errors import DataError
 from corpus import text_files
 from corpus.text_files import Piece, TextFormat
-from records import data_set
 
 MAX_DOCUMENT_BYTES = 64 << 20  # longer documents of plain text are cut
 _BATCH_ROWS = 256  # that are in memory at a time
@@ -44,12 +43,12 @@ class DocumentFormat:
 
 
 def expand_patterns(patterns: str) -> list[str]:
-  """As `data_set.expand_patterns`; a Hugging Face data set is its files.
+  """As `input_files.expand_patterns`; a Hugging Face data set is its files.
 
   A data set is a folder that `datasets.Dataset.save_to_disk` wrote.
   """
   paths: set[str] = set()
-  for name in data_set.listed(patterns):
+  for name in input_files.listed(patterns):
     state = os.path.join(name, "state.json")
     splits = os.path.join(name, "dataset_dict.json")
     if stores.at(state).is_file():
@@ -63,7 +62,7 @@ def expand_patterns(patterns: str) -> list[str]:
         + ",".join(os.path.join(name, folder) for folder in folders)
       )
     else:
-      paths.update(data_set.expand_patterns(name))
+      paths.update(input_files.expand_patterns(name))
   return sorted(paths)
 
 

@@ -16,7 +16,6 @@ import numpy as np
 from common import input_files, json_files
 from common.errors import DataError
 from corpus import text_files
-from records import data_set
 
 _UNNAMED = "-"  # field and term of pairs that do not say theirs
 _FORM = dict.fromkeys(
@@ -40,12 +39,12 @@ class Pair(NamedTuple):
 
 
 def read(patterns: str, sample: int | None = None) -> list[Pair]:
-  """The pairs of `data_set.expand_patterns`, at most `sample` of a paradigm.
+  """The pairs of `input_files.expand_patterns`, at most `sample` of a paradigm.
 
   Which these are is a hash of their text. DataError names file and line.
   """
   pairs: list[Pair] = []
-  for path in data_set.expand_patterns(patterns):
+  for path in input_files.expand_patterns(patterns):
     before = len(pairs)
     with input_files.open_input(path) as f:
       for number, line in enumerate(text_files.utf8_lines(f, path), 1):

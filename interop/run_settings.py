@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import tokenization
 from checkpoints import checkpoint_files, description, run_start
 from checkpoints.description import Description
-from common import settings
+from common import input_files, settings
 from common.errors import UserError
 from common.files import file_sha256
 from config import stages
@@ -240,7 +240,7 @@ def _manifest(
   files: str | None, objective: str | None
 ) -> data_set.Manifest | None:
   """Of the first record file; `UserError` for two kinds without `objective`."""
-  paths = data_set.expand_patterns(files) if files else []
+  paths = input_files.expand_patterns(files) if files else []
   found = data_set.find_manifests(paths)
   made_for = {manifest.objective: path for path, manifest in found.values()}
   if len(made_for) > 1 and not objective:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import tokenization
-from common import console, errors, stores
+from common import console, errors, input_files, stores
 from corpus import text_files
 from records import data_set, shards, tfrecord, token_store, tokenizer_files
 from records.creation_settings import Settings
@@ -49,7 +49,7 @@ def create(
   unfinished work.
   """
   start, worker = time.monotonic(), worker or work_dir.alone()
-  paths = data_set.expand_patterns(settings.input_file)
+  paths = input_files.expand_patterns(settings.input_file)
   claim(settings, paths, settings.given_shards)
   inputs = Inputs.of(paths)
   pieces = text_files.split_into_pieces(paths, settings.text)
@@ -106,9 +106,9 @@ def claim(
   flag = f"--output_file={settings.output_file}"
   names, earlier = settings.shard_names(num_shards), None
   outputs = [os.path.join(settings.folder, name) for name in names]
-  data_set.check_not_written(inputs, "--input_file", *outputs)
+  input_files.check_not_written(inputs, "--input_file", *outputs)
   for name, path in tokenizer_files.named(settings).items():
-    data_set.check_not_written([path], f"--{name}", *outputs)
+    input_files.check_not_written([path], f"--{name}", *outputs)
   try:
     owners = data_set.find_manifests(outputs)
     if stores.at(settings.manifest_path).is_file():

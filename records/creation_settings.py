@@ -3,7 +3,7 @@
 import dataclasses
 import os
 
-from common import stores
+from common import input_files, stores
 from common.errors import UserError
 from common.settings import check, in_group
 from corpus import text_files
@@ -11,7 +11,7 @@ from records import data_set
 from workers import launchers
 
 # What lies beside records, here and in the folder of work in progress.
-_NO_RECORDS = (*data_set.NO_RECORDS, ".result", ".unfinished")
+_NO_RECORDS = (*input_files.SIDE_FILES, ".result", ".unfinished")
 # The settings that a manifest shows.
 _IN_MANIFEST = (
   "do_whole_word_mask max_seq_length max_predictions_per_seq random_seed "
@@ -143,7 +143,7 @@ class Settings:
   @property
   def output_paths(self) -> list[str]:
     """The given names of record files; one may stand for several."""
-    return data_set.listed(self.output_file)
+    return input_files.listed(self.output_file)
 
   @property
   def given_shards(self) -> int | None:

@@ -37,7 +37,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 import tokenization
-from common import json_files, stores
+from common import input_files, json_files, stores
 from common.errors import DataError
 from records import record_report, tfrecord
 from records.masking import MaskSettings
@@ -47,7 +47,6 @@ MANIFEST_VERSION = 1
 # What records are made for: masked LM with next sentence prediction, or alone.
 OBJECTIVES = ("mlm_nsp", "mlm")
 MANIFEST_SUFFIX = ".manifest.json"
-NO_RECORDS = (tfrecord.INDEX_SUFFIX, ".json", ".tmp")  # files beside records
 
 
 def record_features(
@@ -350,57 +349,11 @@ def find_manifest(record_path: str) -> tuple[str, Manifest] | None:
 
 
 def manifest_of(patterns: str) -> tuple[str, Manifest] | None:
-  """`find_manifest` of the first of `expand_patterns`."""
-  return find_manifest(expand_patterns(patterns)[0])
-
-
-def expand_patterns(patterns: str) -> list[str]:
-  """Files of a comma-separated list of names and globs, sorted, once each.
-
-  The order, which numbers the records, depends on the names alone. A name of an
-  existing file is no glob. Globs leave out index and manifest files. DataError
-  for an item that matches no file.
-  """
-  paths: set[str] = set()
-  for name in listed(patterns):
-    if stores.at(name).is_file():
-      paths.add(name)
-      continue
-    others = tuple([end for end in NO_RECORDS if not name.endswith(end)])
-    matches, files = stores.at(name).matches(), []
-    for path, is_file in matches.items():
-      if is_file and not path.endswith(others):
-        files.append(path)
-    if matches and not files:
-      raise DataError(
-        f"{name}: matches {min(matches)}, which is a folder, a link to nothing "
-        "or a file beside records: name files exactly"
-      )
-    if not files:
-      raise DataError(f"{name}: no such file (from {patterns!r})")
-    paths.update(files)
-  if not paths:
-    raise DataError(f"no input files in {patterns!r}")
-  return sorted(paths)
-
-
-def listed(names: str) -> list[str]:
-  """The names of a comma-separated list."""
-  return [name.strip() for name in names.split(",") if name.strip()]
+  """`find_manifest` of the first of `input_files.expand_patterns`."""
+  return find_manifest(input_files.expand_patterns(patterns)[0])
 
 
 def data_set_of(path: str) -> str:
   """NAME.EXT of NAME-00000-of-00004.EXT; other paths as they are."""
   folder, name = os.path.split(path)
   return os.path.join(folder, re.sub(r"-\d{5,}-of-\d{5,}(?=\.|$)", "", name))
-
-
-def check_not_written(paths: Iterable[str], flag: str, *written: str) -> None:
-  """DataError if one of `paths`, of `flag`, is a file that will be written."""
-  outputs = {os.path.realpath(path) for path in written}
-  for path in paths:
-    if os.path.realpath(path) in outputs:
-      raise DataError(
-        f"{path} is of {flag}, and would be written: give another place to "
-        "write to, or a narrower pattern"
-      )

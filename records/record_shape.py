@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from common import input_files
 from common.errors import UserError
 from records import data_set, masking
 
@@ -53,7 +54,7 @@ def of_manifest(files: str, vocab_size: int) -> RecordShape | None:
 
   Masks that are drawn on reading have room for those of every manifest.
   """
-  paths = data_set.expand_patterns(files)
+  paths = input_files.expand_patterns(files)
   manifests = data_set.find_manifests(paths)
   if paths[0] not in manifests:
     return None
@@ -94,7 +95,7 @@ def of_run(files: str | None, config, training: bool = True) -> RecordShape:
     # A stage's lengths are its own records'; those to evaluate on have theirs.
     length = masked = None
     if not known:
-      paths = data_set.expand_patterns(files or "")
+      paths = input_files.expand_patterns(files or "")
       features = data_set.features_of_first(paths, bert.vocab_size)
       if features:
         length = features["input_ids"].size
@@ -184,7 +185,7 @@ def _with_masks(shape: RecordShape, files, config, training) -> RecordShape:
 def tokens_of_a_record(config) -> float:
   """Mean real tokens in a record, by the manifests of --input_file."""
   files = config.input_file
-  paths = data_set.expand_patterns(files) if files else []
+  paths = input_files.expand_patterns(files) if files else []
   manifests, tokens, total = data_set.find_manifests(paths), 0.0, 0
   for path, (_, manifest) in manifests.items():
     count = manifest.shards[os.path.basename(path)].records

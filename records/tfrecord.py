@@ -27,8 +27,7 @@ import numpy as np
 from common import files, input_files, stores
 from common.errors import DataError
 from common.files import file_sha256
-
-INDEX_SUFFIX = ".index"
+from common.input_files import INDEX_SUFFIX as INDEX_SUFFIX
 
 _LENGTH = struct.Struct("<Q")
 _HEADER = struct.Struct("<QI")  # length, masked CRC of the length

@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 import os
 
+from common import input_files
 from common.console import counted
 from common.errors import DataError
 from common.settings import run_with, setting
@@ -84,8 +85,8 @@ def inspect_data_set(
 def main(settings: Settings, *words: str) -> None:
   """Shows and verifies record files."""
   # A shell's own globs match files beside records, too.
-  names = [name for name in words if not name.endswith(data_set.NO_RECORDS)]
-  paths = data_set.expand_patterns(",".join(names or words))
+  names = [name for name in words if not name.endswith(input_files.SIDE_FILES)]
+  paths = input_files.expand_patterns(",".join(names or words))
   manifests = data_set.find_manifests(paths)
   data_sets = collections.defaultdict(list)  # by the manifest's path
   for path in paths:

@@ -23,12 +23,12 @@ import sys
 import textwrap
 import zipfile
 
-from common import errors, json_files, stores
+from common import errors, input_files, json_files, stores
 from common.console import counted
 from common.files import file_sha256, write
 from common.settings import check, in_group, run_with, setting
 from corpus import cleaning, documents, filters, text_files
-from records import data_set, tokenizer_files
+from records import tokenizer_files
 from text_encoders import config_beside
 from workers import launchers, work_dir
 from workers.shared_work import Inputs, SharedWork, share
@@ -196,7 +196,7 @@ def prepare(
   else:
     paths = [wikipedia_leads(settings.cache_dir)]
   train, heldout = map(settings.place, (cleaning.TRAIN, cleaning.HELDOUT))
-  data_set.check_not_written(paths, "--corpus", train.name, heldout.name)
+  input_files.check_not_written(paths, "--corpus", train.name, heldout.name)
   evaluation_sets = documents.expand_patterns(settings.decontaminate)
   rules = cleaning.Rules(
     form=settings.form,

@@ -21,7 +21,7 @@ import time
 from typing import NamedTuple
 
 from checkpoints import metrics
-from common import json_files, processes
+from common import input_files, json_files, processes
 from common.console import counted, shown, tell
 from common.errors import UserError
 from common.nvidia import visible_gpus
@@ -117,7 +117,7 @@ def check_source(paths: Paths, settings: Settings) -> dict:
   text = text_files.TextFormat(encoding=settings.encoding)
   files = []
   if settings.corpus:
-    for path in data_set.expand_patterns(settings.corpus):
+    for path in input_files.expand_patterns(settings.corpus):
       files.append([path, os.path.getsize(path), int(os.path.getmtime(path))])
   source = {
     "corpus": settings.corpus,

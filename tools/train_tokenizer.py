@@ -27,11 +27,11 @@ from tokenizers import (
 
 import text_encoders
 import tokenization
-from common import errors, files, json_files
+from common import errors, files, input_files, json_files
 from common.console import counted, tell
 from common.settings import run_with, setting
 from corpus import text_files
-from records import data_set, tokenizer_files
+from records import tokenizer_files
 
 _MAX_VOCAB_SIZE = 1 << 22  # for which the libraries allocate memory at once
 _MAX_ALPHABET = 6000  # characters of a WordPiece vocabulary: enough for Chinese
@@ -280,8 +280,8 @@ class Settings:
 def main(args: Settings) -> None:
   """Trains a vocabulary and prints its size."""
   text = text_files.TextFormat("", args.text_field, args.encoding)
-  paths = data_set.expand_patterns(args.input_file)
-  data_set.check_not_written(paths, "--input_file", args.output_file)
+  paths = input_files.expand_patterns(args.input_file)
+  input_files.check_not_written(paths, "--input_file", args.output_file)
   lower = args.do_lower_case
   if lower is None:
     lower = False not in map(tokenizer_files.own_case, paths)

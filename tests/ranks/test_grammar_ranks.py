@@ -1,4 +1,4 @@
-"""evaluate_grammar.py on two ranks: one rank's results, and errors of one."""
+"""The grammar exam on two ranks: one rank's results, and errors of one."""
 
 import json
 import random
@@ -32,7 +32,7 @@ def evaluate(folder, output, ranks, broken=None):
 import os, runpy, sys
 rank = os.environ.get("HOROVOD_RANK", "0")
 pairs = "{folder}/" + ("none.jsonl" if rank == "{broken}" else "p.jsonl")
-sys.argv = ["{runs.ROOT}/evaluate_grammar.py", "{folder}/model",
+sys.argv = ["{runs.ROOT}/tools/evaluate_grammar.py", "{folder}/model",
             "--output={output}", f"--pairs={{pairs}}"]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """

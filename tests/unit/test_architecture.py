@@ -31,9 +31,8 @@ LAYERS = (
   {"interop"},
   {"tools"},
   {
-    "convert_checkpoint", "create_pretraining_data", "evaluate_grammar",
+    "convert_checkpoint", "create_pretraining_data",
     "predict", "run_classifier", "run_ner", "run_pretraining", "run_squad",
-    "run_tasks",
   },
 )  # fmt: skip
 # Data workers start fast because these never load TensorFlow.
@@ -194,7 +193,7 @@ def test_every_module_says_what_it_is():
 
 # Lines of the product, blank ones and docstrings too. What adds lines takes
 # others away; raise this only by what was agreed to for a feature.
-CEILING = 30_541
+CEILING = 30_570
 # Of these lines, those that only refuse something.
 GUARD_SHARE = 0.065
 LONGEST_FUNCTION = 60

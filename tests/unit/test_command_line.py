@@ -42,8 +42,11 @@ WRONG = [
   (f"run_ner.py {FINETUNE}", "nowhere.json: No such file or directory"),
   ("predict.py nowhere x", "nowhere: no such model"),
   ("convert_checkpoint.py nowhere", "--output is missing; see --help"),
-  ("evaluate_grammar.py x --pairs=nowhere", "nowhere: no such file"),
-  ("run_tasks.py x --output_dir=out --tasks=nowhere", "nowhere: No such file"),
+  ("-m tools.evaluate_grammar x --pairs=nowhere", "nowhere: no such file"),
+  (
+    "-m tools.run_tasks x --output_dir=out --tasks=nowhere",
+    "nowhere: No such file",
+  ),
 ]
 
 
@@ -51,7 +54,7 @@ WRONG = [
 def test_flags_and_files_are_checked_before_tensorflow(
   tmp_path, command, words
 ):
-  script, *_ = command.split()
+  script = re.sub(r"^-m tools\.(\w+)", r"\1.py", command).split()[0]
   done = answer(tmp_path, "raise SystemExit('loaded')", *command.split())
   assert done.returncode == 1 and not done.stdout
   said = done.stderr

@@ -136,7 +136,7 @@ def commands(text):
         if found:
           own, _, rest = (found[2] or "").partition(" -- ")
           yield found[1], re.findall(r"(?<!\S)--(\w+)", own)
-          if found[1] == "run_tasks.py":  # flags of the runs it makes
+          if found[1] == "tools.run_tasks":  # flags of the runs it makes
             yield "run_classifier.py", re.findall(r"(?<!\S)--(\w+)", rest)
 
 

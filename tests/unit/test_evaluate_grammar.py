@@ -12,13 +12,13 @@ import runs
 import trained
 from samples import fake_records
 
-import evaluate_grammar
 import tokenization
 from common.errors import DataError, UserError
 from gradients.distributed import Comm
 from interop import inference, minimal_pairs, model_source, pseudo_likelihood
 from interop.minimal_pairs import Pair
 from records import tf_example, tfrecord, unigrams
+from tools import evaluate_grammar
 
 # Words of one to five pieces: "cat" is c, ##a, ##t.
 TEXTS = ["a b c", "the cat sat .", "cats", "a", "b a c", "the dog sat .", "it"]

@@ -12,7 +12,7 @@ import pytest
 from samples import parsed, write_shard
 
 import tokenization
-from common import errors
+from common import errors, input_files
 from common.files import file_sha256
 from common.tensorflow_v1 import tf
 from records import data_set, record_report, tf_example, tfrecord
@@ -36,7 +36,7 @@ def test_expand_patterns(tmp_path, monkeypatch):
     "b.manifest.json": ["b.manifest.json"],
     "*.json,a": ["a", "b.manifest.json"],
   }.items():
-    assert data_set.expand_patterns(patterns) == want, patterns
+    assert input_files.expand_patterns(patterns) == want, patterns
   for patterns, words in {
     "a,c*": r"c\*: no such file",
     " ,": "no input files",
@@ -45,7 +45,7 @@ def test_expand_patterns(tmp_path, monkeypatch):
     "d[2]": r"d\[2\]: no such file \(from",
   }.items():
     with pytest.raises(data_set.DataError, match=words):
-      data_set.expand_patterns(patterns)
+      input_files.expand_patterns(patterns)
 
 
 GONE = object()

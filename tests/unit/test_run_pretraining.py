@@ -34,7 +34,7 @@ from checkpoints import (
   run_start,
 )
 from checkpoints.checkpoint_files import CheckpointError
-from common import json_files
+from common import input_files, json_files
 from common.errors import UserError
 from common.files import file_sha256
 from common.tensorflow_v1 import tf
@@ -527,7 +527,7 @@ def test_packed_records_train_as_their_examples(tmp_path):
   packed.mkdir()
   unpacked.mkdir()
   files, _ = write_packed(packed)
-  found = tfrecord.RecordSet(data_set.expand_patterns(files))
+  found = tfrecord.RecordSet(input_files.expand_patterns(files))
   examples = [e for r in found for e in examples_of(feature_values(r))]
   with tfrecord.shard_writer(f"{unpacked}/data.tfrecord") as writer:
     for example in examples:

@@ -10,10 +10,10 @@ import pytest
 import runs
 import trained
 
-import run_tasks
 from checkpoints import checkpoint_files
 from common import json_files
 from common.errors import UserError
+from tools import run_tasks
 
 FAST = ["--", "--train_batch_size=16", "--max_seq_length=64", "--xla=off"]
 
@@ -46,7 +46,8 @@ def made(tmp_path, letters):
 
 def launch(made, folder, *words, **how):
   given = [f"--tasks={made[1]}", f"--output_dir={folder}", *words]
-  return runs.launch(["run_tasks.py", str(made[0]), *given, *FAST], **how)
+  command = ["-m", "tools.run_tasks", str(made[0]), *given, *FAST]
+  return runs.launch(command, **how)
 
 
 @pytest.mark.slow
@@ -150,7 +151,7 @@ def test_seeds_are_different_numbers(seeds):
 def test_flags_of_all_runs_are_not_a_tasks(tmp_path, task, word, flag):
   (tmp_path / "t.json").write_text(json.dumps({"a": {task: 1}}))
   given = run_tasks.Settings(tasks=f"{tmp_path}/t.json", output_dir="x")
-  with pytest.raises(UserError, match=f"--{flag} is set by run_tasks.py"):
+  with pytest.raises(UserError, match=f"--{flag} is set by tools.run_tasks"):
     run_tasks.main(given, "a model", word)
 
 

@@ -142,12 +142,20 @@ def test_help_has_this_programs_flags_by_group(tmp_path):
 
 @pytest.mark.parametrize(
   "command",
-  ["run_pretraining.py", "run_squad.py", "predict.py", "evaluate_grammar.py"],
+  [
+    "run_pretraining.py",
+    "run_squad.py",
+    "predict.py",
+    "-m tools.evaluate_grammar",
+  ],
 )
 def test_help_does_without_tensorflow(tmp_path, command):
   """Which takes seconds to load; the modules that use it are imported."""
-  said = answer(tmp_path, "raise ImportError('loaded')", command, "--help")
+  said = answer(
+    tmp_path, "raise ImportError('loaded')", *command.split(), "--help"
+  )
   assert not said.stderr
+  command = command.replace("-m", "python -m")
   for one in settings.settings_of(flags_reference.settings_class(command)):
     assert re.search(
       rf"^  --(\[no\])?{one.flag or one.name}\b", said.stdout, re.M

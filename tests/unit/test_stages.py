@@ -19,13 +19,14 @@ from samples import (
 
 import run_pretraining
 from checkpoints import checkpoint_files, description, metrics
+from common import input_files
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from config import stages, training_plan
 from config.pretraining import PretrainingConfig
 from gradients.distributed import Comm
 from model.bert_config import BertConfig
-from records import data_set, masking, record_shape
+from records import masking, record_shape
 from records.masking import MaskConfig
 from training import dry_run, plans, train_loop, training_run
 from training.divergence import DivergedError
@@ -104,7 +105,7 @@ def test_staged_equals_the_stages_by_hand(tiny_run, other_records, tmp_path):
   made = by_hand(config, values_of(hand / "model.ckpt-3"))
   runs.assert_equal(values_of(run / "model.ckpt-7"), made)
   assert runs.metrics(run, "examples")[-1] == 3 * 12 + 4 * 20
-  files = [other_records, *data_set.expand_patterns(tiny_run[1])]
+  files = [other_records, *input_files.expand_patterns(tiny_run[1])]
   assert description.read(str(run)).record_files == files
 
 

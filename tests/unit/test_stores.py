@@ -106,7 +106,7 @@ def flaky():
 def test_names_and_globs():
   for name in ("b.txt", "a.txt", "a.txt.index", "sub/c.txt", "x[1].txt"):
     put(f"memory://data/{name}", b"x")
-  expand = data_set.expand_patterns
+  expand = input_files.expand_patterns
   found = [f"memory:///data/{n}" for n in ("a.txt", "b.txt")]
   assert expand("memory://data/?.txt") == found
   found = [f"memory:///data/{n}" for n in ("sub/c.txt", "x[1].txt")]
@@ -227,7 +227,7 @@ def test_over_http(tmp_path, cache):
     url = f"http://127.0.0.1:{server.server_port}"
     assert _read(f"{url}/t.txt") == ["over", "HTTP"]
     with pytest.raises(DataError, match="no.txt: no such file"):
-      data_set.expand_patterns(f"{url}/no.txt")
+      input_files.expand_patterns(f"{url}/no.txt")
     server.shutdown()
 
 
@@ -267,14 +267,14 @@ REFUSED = {
 def test_stores_that_cannot_be_reached(url, words, monkeypatch):
   monkeypatch.setitem(sys.modules, "s3fs", None)  # also where it is installed
   with pytest.raises(UserError, match=words) as e:
-    data_set.expand_patterns(url)
+    input_files.expand_patterns(url)
   assert "\n" not in str(e.value)
 
 
 def test_without_fsspec(monkeypatch):
   monkeypatch.setitem(sys.modules, "fsspec", None)
   with pytest.raises(UserError, match=r"pip install -r requirements/stores"):
-    data_set.expand_patterns("memory://t.txt")
+    input_files.expand_patterns("memory://t.txt")
   assert stores.at("/tmp").state()  # files need none of it
 
 
@@ -297,7 +297,7 @@ def test_text_and_records_in_a_store(tmp_path, make, cache):
   assert made() == want
   assert summary.manifest_path == "memory://made/train.manifest.json"
   assert not list(cache.glob("*.unfinished"))
-  paths = data_set.expand_patterns("memory://made/train-*.tfrecord")
+  paths = input_files.expand_patterns("memory://made/train-*.tfrecord")
   assert len(paths) == 3
   (_, manifest), *_ = data_set.find_manifests(paths).values()
   assert manifest == summary.manifest

@@ -1,8 +1,8 @@
 """Tests a model's grammar: which sentence of a minimal pair is more likely?
 
-  python evaluate_grammar.py runs/first --pairs='blimp/data/*.jsonl'
-  python evaluate_grammar.py runs/first --pairs='pairs/*.jsonl' --sample=200
-  horovodrun -np 2 python evaluate_grammar.py runs/first --pairs=pairs.jsonl
+  python -m tools.evaluate_grammar runs/first --pairs='blimp/data/*.jsonl'
+  python -m tools.evaluate_grammar runs/first --pairs='p/*.jsonl' --sample=200
+  horovodrun -np 2 python -m tools.evaluate_grammar runs/first --pairs=p.jsonl
 
 MODEL is a run folder, a checkpoint's name, a Hugging Face folder or an exported
 folder, with a masked LM head. A pair is right if the model gives its good
@@ -20,7 +20,7 @@ import numpy as np
 import mixed_precision
 import tokenization
 from checkpoints import description
-from common import json_files
+from common import input_files, json_files
 from common.console import Progress, say
 from common.errors import DataError, UserError
 from common.settings import in_group, run_with, setting
@@ -76,7 +76,8 @@ def encode(
   for pair in pairs:
     texts += [pair.good, pair.bad]
   distinct: dict[bytes, int] = {}  # a sentence's tokens -> its number
-  sentences, numbers = [], []
+  sentences: list[np.ndarray] = []
+  numbers: list[int] = []
   for at, ids in enumerate(encoder.encode_batch(texts)):
     if not 2 < len(ids) + 2 <= most:
       raise DataError(
@@ -95,7 +96,7 @@ def count_unigrams(
 ) -> tuple[np.ndarray | None, str]:
   """(int64 [V], how often each token occurs, or None; a line about it)."""
   if settings.unigram_records:
-    paths = data_set.expand_patterns(settings.unigram_records)
+    paths = input_files.expand_patterns(settings.unigram_records)
   else:
     paths = description.read(source.folder).records_now()
   if not paths:
@@ -199,7 +200,7 @@ def evaluate(settings: Settings, name: str, comm) -> None:
 def main(settings: Settings, name: str) -> None:
   """Evaluates on all ranks."""
   # What is missing is told before TensorFlow takes its time.
-  data_set.expand_patterns(settings.pairs)
+  input_files.expand_patterns(settings.pairs)
   if not distributed.started()[0]:
     model_source.find(name, settings.given)
   try:

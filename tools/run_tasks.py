@@ -1,7 +1,8 @@
 """Fine-tunes a model on several tasks with several seeds, and prints a table.
 
-  python run_tasks.py runs/first --glue_dir=glue --output_dir=runs/first_glue
-  python run_tasks.py runs/first --tasks=tasks.json --seeds=1,2,3,4,5 \\
+  python -m tools.run_tasks runs/first --glue_dir=glue \\
+    --output_dir=runs/first_glue
+  python -m tools.run_tasks runs/first --tasks=tasks.json --seeds=1,2,3,4,5 \\
     --output_dir=runs/first_tasks -- --learning_rate=1e-4 --num_train_epochs=5
 
 MODEL is a run folder, a checkpoint's name or a Hugging Face folder. The JSON
@@ -114,7 +115,7 @@ def check_flags(tasks: dict, words: Sequence[str]) -> None:
   for word in words:
     flags.add(word.lstrip("-").partition("=")[0].removeprefix("no"))
   for flag in flags.intersection(_OWN):
-    raise UserError(f"--{flag} is set by run_tasks.py: leave it out")
+    raise UserError(f"--{flag} is set by tools.run_tasks: leave it out")
 
 
 def check_folder(folder: str, made_with: dict, tasks: dict) -> None:
