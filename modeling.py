@@ -18,7 +18,7 @@ import numpy as np
 
 import mixed_precision
 from common.tensorflow_v1 import tf
-from model import attention, kernels, triton_kernels
+from model import attention, kernels
 from model.bert_config import BertConfig
 from model.encoder import (
   LayerConfig,
@@ -85,7 +85,6 @@ class BertModel:
     dropout_seed: int32 or int64 [2]. Dropout is a pure function of it and of
       the call site (see `kernels.keep_mask`), or random without it.
     recompute: see `encoder.RECOMPUTE`.
-    triton: on a GPU use `triton_kernels`, for batches of a known size.
     examples_per_sequence: E. More than 1: input_mask numbers each token's
       example, from 1. A token attends to its own example only, and positions
       start at 0 in each.
@@ -106,7 +105,6 @@ class BertModel:
     dropout_seed=None,
     policy=mixed_precision.FP32,
     recompute=(),
-    triton=False,
     examples_per_sequence=1,
     with_pooler=True,
     slices=WHOLE,
@@ -119,21 +117,16 @@ class BertModel:
     if token_type_ids is None or config.type_vocab_size <= 1:
       token_type_ids = tf.zeros([batch_size, seq_length], tf.int32)
     layout = _layout(input_mask, seq_length, examples_per_sequence)
-    triton = triton and jit.on_gpu()
     groups = None
-    if triton or config.global_attn_every_n_layers > 1:
+    if config.global_attn_every_n_layers > 1:
       shape, packed = [batch_size, seq_length], examples_per_sequence > 1
-      groups = triton_kernels.groups(input_mask, shape, packed)
+      groups = attention.example_numbers(input_mask, shape, packed)
     everywhere, near = attention.spans(
       config, layout.attention_mask, groups, layout.positions, seq_length,
       policy,
     )  # fmt: skip
-    if triton:
-      everywhere = everywhere._replace(groups=groups)
     seed = hashed_seed(dropout_seed)
-    layer = LayerConfig(
-      config, policy, tuple(recompute), slices, triton, is_training
-    )
+    layer = LayerConfig(config, policy, tuple(recompute), slices)
     self.places = places
     with tf.variable_scope(scope, default_name="bert"):
       with tf.variable_scope("embeddings"):
@@ -526,7 +519,6 @@ def pretraining_model(
   dropout_seed=None,
   policy=mixed_precision.FP32,
   recompute=(),
-  triton=False,
   slices=WHOLE,
   next_sentence=True,
   sampling=None,
@@ -546,7 +538,6 @@ def pretraining_model(
     dropout_seed=dropout_seed,
     policy=policy,
     recompute=recompute,
-    triton=triton,
     examples_per_sequence=batch.next_sentence_labels.shape[1],
     with_pooler=next_sentence,
     slices=slices,

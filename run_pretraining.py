@@ -137,7 +137,6 @@ def training_step(
       dropout_seed=dropout_seed,
       policy=config.policy,
       recompute=config.recompute,
-      triton=config.triton,
       slices=Slices(comm.tensor_parallel),
       next_sentence=shape.next_sentence,
       sampling=sampling,

@@ -7,7 +7,7 @@
 Takes every flag of run_pretraining.py. The graph is made here; XLA compiles it
 for each GPU in an environment of its own (1.9 GB), which the command tells how
 to make. `--xla=step` is one program of forward, backward and update, `layers`
-and `whole_layers` the pieces that XLA compiles and TensorFlow's ops in between.
+the pieces that XLA compiles and TensorFlow's ops in between.
 
 Prints a JSON line for each GPU: whether it compiles, peak memory with donated
 weights or the launches, kernels, the bytes that they read and write, matmuls by
@@ -18,7 +18,6 @@ good run.
 
 import os
 import pathlib
-import sys
 import tempfile
 
 from benchmarks import measuring
@@ -38,7 +37,6 @@ from config.pretraining import PretrainingConfig
 from gradients import distributed
 from model import model_flops
 from records import record_shape
-from xla_patches import jit
 
 FLAGS = tf.flags.FLAGS
 PYTHON = ".build/gpu_check/bin/python"
@@ -47,16 +45,14 @@ COMPILE = pathlib.Path(__file__).with_name("gpu") / "compile_hlo.py"
 _FLOPS_TOLERANCE = 0.005
 
 
-def use_environment(python: str) -> None:
-  """Says how to make it, or lets --triton import Triton from it."""
+def check_environment(python: str) -> None:
+  """UserError that says how to make the environment, if it is missing."""
   if not os.path.exists(python):
     raise UserError(
       f"{python} is missing, which compiles for GPUs (1.9 GB): python -m venv "
       ".build/gpu_check && .build/gpu_check/bin/pip install --no-deps -r "
       "benchmarks/gpu/requirements-gpu-check.txt"
     )
-  packages = pathlib.Path(python).parents[1].glob("lib/python*/site-packages")
-  sys.path.extend(map(str, packages))
 
 
 def compiled(chip: chips.Chip, modules: dict, python: str) -> dict:
@@ -97,7 +93,7 @@ class Step:
 
 
 class Layers:
-  """--xla=layers, whole_layers: programs, and TensorFlow's ops around them."""
+  """--xla=layers: programs, and TensorFlow's ops around them."""
 
   def __init__(self, config: PretrainingConfig):
     fetches = training_graph.build(config, distributed.Comm())
@@ -136,12 +132,12 @@ def describe(case, chip: chips.Chip, flops: float, size: int) -> dict:
 
 def main(_) -> None:
   config = PretrainingConfig.from_flags(FLAGS)
-  use_environment(FLAGS.python)
+  check_environment(FLAGS.python)
   shape = record_shape.of_run(config.input_file, config)
   size = config.train_batch_size
   flops = model_flops.total(config.matmuls(size, shape))
   tell("making the graph ...")
-  cases = {"step": Step, **dict.fromkeys(jit.LAYERS, Layers)}
+  cases = {"step": Step, "layers": Layers}
   case = cases[config.xla](config)
   for name in FLAGS.gpus:
     tell(f"compiling {len(case.modules)} programs for {name} ...")
@@ -150,7 +146,6 @@ def main(_) -> None:
       "bert_config": os.path.basename(FLAGS.bert_config_file),
       "precision": config.precision,
       "xla": config.xla,
-      "triton": config.triton,
       "deterministic": config.deterministic,
       "micro_batch": size,
       "seq_length": shape.max_seq_length,

@@ -190,10 +190,10 @@ def on_cpu(kind: str) -> list[dict]:
     return train(name, kind, xla="off")
 
 
-def compare(precision: str, mode: str, kind="rows", triton=False) -> dict:
+def compare(precision: str, mode: str, kind="rows") -> dict:
   """Updates in a precision and mode beside the CPU's in float32."""
-  name = f"{precision}_{mode}_{kind}" + "_triton" * triton
-  given = {"precision": precision, "xla": mode, "triton": triton}
+  name = f"{precision}_{mode}_{kind}"
+  given = {"precision": precision, "xla": mode}
   if precision == "tf32":
     given |= {"precision": "fp32", "tf32": True}
   reports = train(name, kind, **given)
@@ -344,11 +344,10 @@ THEIRS = {
 
 
 def contender(of_shape: tuple, name: str) -> list[str]:
-  """The command of one of `THEIRS`, or of a mode, perhaps "MODE triton"."""
+  """The command of one of `THEIRS`, or of a mode."""
   if name in THEIRS:
     return theirs(*of_shape, *THEIRS[name])
-  mode, _, triton = name.partition(" ")
-  return step(*of_shape, "--serve", xla=mode, triton=bool(triton))
+  return step(*of_shape, "--serve", xla=name)
 
 
 def ready(workers: dict, seconds: float) -> dict:
@@ -411,11 +410,10 @@ def predicted_rate(of_shape: tuple) -> float | None:
     "precision": "bf16",
     "xla": "step",
     "deterministic": False,
-    "triton": False,
   }
   rate = None
   for line in json_files.read_lines(PREDICTED):
-    line = {"triton": False, "deterministic": False, **line}
+    line = {"deterministic": False, **line}
     if wanted.items() <= line.items():
       rate = line.get("roofline_examples_per_second")
   return rate
@@ -480,17 +478,14 @@ def largest(model: str, length: int) -> dict:
 BASE_128, BASE_512 = ("bert_base", 128, 64), ("bert_base", 512, 32)
 LARGE_128, LARGE_512 = ("bert_large", 128, 64), ("bert_large", 512, 32)
 MODERN_1024 = ("modern_base", 1024, 16)
-TESTED = ("triton_kernels", "mixed_precision", "optimization")
+TESTED = ("mixed_precision", "optimization")
 TESTED_LATER = ("modeling", "jit")  # they take minutes
 
 
 def comparisons(cases) -> dict[str, Item]:
-  """Name -> item of each (precision, mode, kind of records, triton)."""
+  """Name -> item of each (precision, mode, kind of records)."""
   return {
-    " ".join([*case[:3], *["triton"] * case[3]]): Item(
-      functools.partial(compare, *case)
-    )
-    for case in cases
+    " ".join(case): Item(functools.partial(compare, *case)) for case in cases
   }
 
 
@@ -506,37 +501,25 @@ def items() -> dict[str, Item]:
   """Name -> what is done, the most valuable first."""
   do = functools.partial
   most = [
-    *[("bf16", mode, "packed", False) for mode in jit.MODES],
-    ("bf16", "whole_layers", "packed", True),
-    ("bf16", "layers", "packed", True),
-    ("bf16", "step", "packed", True),
-    *[("fp32", mode, "rows", False) for mode in jit.MODES],
-    ("fp16", "layers", "rows", False),
-    ("fp16", "step", "rows", True),
-    ("tf32", "layers", "rows", False),
-    ("tf32", "step", "rows", False),
+    *[("bf16", mode, "packed") for mode in jit.MODES],
+    *[("fp32", mode, "rows") for mode in jit.MODES],
+    ("fp16", "layers", "rows"),
+    ("fp16", "step", "rows"),
+    ("tf32", "layers", "rows"),
+    ("tf32", "step", "rows"),
   ]
-  every = itertools.product(
-    TOLERANCE, jit.MODES, ("rows", "packed"), (False, True)
-  )
-  rest = [
-    case for case in every
-    if case not in most
-    # Kernels of Triton are for 16 bits and our programs of XLA.
-    and not (case[3] and (case[0].endswith("32") or case[1] not in jit.UPDATE))
-  ]  # fmt: skip
-  masked, whole = "compiled masked", "whole_layers"
+  every = itertools.product(TOLERANCE, jit.MODES, ("rows", "packed"))
+  rest = [case for case in every if case not in most]
+  masked, layers = "compiled masked", "layers"
   measured = {
-    "base 128": (BASE_128, (whole, "step", "layers", masked), 110),
-    "large 512": (LARGE_512, (whole, masked), 110),
-    "base 128 triton": (BASE_128, (f"{whole} triton", "layers triton"), 100),
-    "large 512 triton": (LARGE_512, (f"{whole} triton",), 80),
+    "base 128": (BASE_128, (layers, "step", masked), 110),
+    "large 512": (LARGE_512, (layers, masked), 110),
     "base 128 others": (BASE_128, ("off", "eager", "compiled", "eager masked"),
       80),
-    "base 512": (BASE_512, (whole, f"{whole} triton", masked), 110),
-    "large 128": (LARGE_128, (whole, masked), 110),
-    "modern 1024": (MODERN_1024, (whole, masked), 110),
-    "large 512 others": (LARGE_512, ("layers", "eager masked"), 90),
+    "base 512": (BASE_512, (layers, masked), 110),
+    "large 128": (LARGE_128, (layers, masked), 110),
+    "modern 1024": (MODERN_1024, (layers, masked), 110),
+    "large 512 others": (LARGE_512, ("eager masked",), 60),
     "large 512 step": (LARGE_512, ("step",), 300),
   }  # fmt: skip
   speeds = {
@@ -544,8 +527,8 @@ def items() -> dict[str, Item]:
     for name, (of_shape, names, limit) in measured.items()
   }
   runs = {
-    "run base 128": Item(do(real_run, *BASE_128, xla=whole), alone=True),
-    "run large 512": Item(do(real_run, *LARGE_512, xla=whole), alone=True),
+    "run base 128": Item(do(real_run, *BASE_128, xla=layers), alone=True),
+    "run large 512": Item(do(real_run, *LARGE_512, xla=layers), alone=True),
   }
   first = ("base 128", "large 512")
   return {

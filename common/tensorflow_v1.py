@@ -94,7 +94,7 @@ def _is_command() -> bool:
 
 
 _LOADS = "tensorflow"  # Python's option for a command that starts again
-_NAMES = ("tf", "profiler", "gen_xla_ops")
+_NAMES = ("tf", "profiler")
 
 
 def _import_quietly():
@@ -113,11 +113,10 @@ def _import_quietly():
   with quiet, _without_keras():
     import tensorflow
     import tensorflow.compat.v1 as tf
-    from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
     tf.logging.set_verbosity(tf.logging.ERROR)
     tf.disable_v2_behavior()
-  return tf, tensorflow.profiler.experimental, gen_xla_ops
+  return tf, tensorflow.profiler.experimental
 
 
 def __getattr__(name: str):

@@ -11,11 +11,10 @@ import modeling
 from common import settings
 from common.errors import UserError
 from common.settings import in_group, setting
-from common.tensorflow_v1 import tf
 from config import deepspeed_json, stages, training_plan
 from gradients import distributed, optimizers
 from gradients.lr_schedule import LR_SCALINGS, SCHEDULES, Schedule, scale_peak
-from model import encoder, model_flops, triton_kernels
+from model import encoder, model_flops
 from model.bert_config import PRESETS
 from records import data_set, masking, record_order, record_shape
 from xla_patches import jit
@@ -139,18 +138,11 @@ class RunConfig:
   xla: str = _precision("layers",
     "What XLA compiles. off: nothing. auto: what TensorFlow clusters. layers: "
     "the work of a layer between its matrix multiplications, and the update. "
-    "whole_layers: each layer with its multiplications, and the update. "
     "step: the forward and backward pass as one program, and the update.",
     choices=jit.MODES)
   recompute: tuple = _precision((),
     "Results that the backward pass computes again instead of keeping them in "
     "memory. Empty: none.", choices=encoder.RECOMPUTE)
-  triton: bool = _precision(False,
-    "Let GPUs use kernels of this project in place of XLA's: attention in "
-    "blocks, without its scores in memory (FlashAttention), and dropout, "
-    "residual and layer norm in one pass. For 16 bits, and --xla=layers, "
-    "whole_layers or step. An H100 trained a small model with them as without; "
-    "for 128 tokens they were slower in an exported step.")
   loss_scale: mixed_precision.LossScaleConfig = _precision()
   allreduce: distributed.AllreduceConfig = _ranks()
   commit_every_steps: int = _ranks(10,
@@ -232,28 +224,10 @@ class RunConfig:
         f"--lr_schedule={self.lr_schedule}"
       )
     if self.xla != "off":
-      jit.check_gpus("--xla")
-    if self.triton:
-      self._check_triton()
+      jit.check_gpus()
     # Only for its errors.
     Schedule(0.0, 1, 0, self.lr_schedule, self.lr_power, self.lr_decay_rate)
     self.loss_scale.check(self.uses_fp16)
-
-  def _check_triton(self) -> None:
-    triton_kernels.check_size(self.bert.head_size)
-    policy = self.policy
-    needs: dict[str, Any] = {
-      "attention in 16 bits with a float32 softmax, by --precision and "
-      "--precision_policy": (
-        policy.attention != tf.float32 and policy.softmax == tf.float32
-      ),
-      f"--xla={' or '.join(jit.UPDATE)}": self.xla in jit.UPDATE,
-      "BERT's attention: of absolute positions, to all tokens, by biased "
-      "heads of equal number": self.bert.has_berts_attention,
-      "no attention in --recompute": "attention" not in self.recompute,
-    }
-    _check_needs("--triton", needs)
-    triton_kernels.check_installed()
 
   @classmethod
   def from_flags(cls, flags) -> Self:
@@ -528,7 +502,7 @@ class PretrainingConfig(RunConfig):
     moves = len(set(self.masks.masked_lm_prob or ())) > 1
     needs: dict[str, Any] = {
       "--xla=layers: ranks communicate in the forward pass, which "
-      f"--xla={self.xla} makes one program": self.xla not in jit.WITH_MATMULS,
+      f"--xla={self.xla} makes one program": self.xla != "step",
       "no --powersgd_rank": not self.allreduce.powersgd_rank,
       "no --sampled_softmax": not self.sampled_softmax,
       "the same masks in all slices: one --masked_lm_prob, or no "

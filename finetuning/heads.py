@@ -36,7 +36,6 @@ def encode(batch, config, is_training: bool, dropout_seed=None, **parts):
     dropout_seed=dropout_seed,
     policy=config.policy,
     recompute=config.recompute if is_training else (),
-    triton=config.triton and is_training,
     examples_per_sequence=batch.weights.shape[1],
     **parts,
   )

@@ -13,7 +13,9 @@ import numpy as np
 from common.tensorflow_v1 import tf
 from model import kernels
 from model.layers import dropout_arguments, get_shape_list
-from model.triton_kernels import MASKED_SCORE
+
+# Added to the scores of tokens that are not attended to, as google/bert does.
+MASKED_SCORE = -10000.0
 
 # A sequence of at least so many blocks is cut into them: each token's scores
 # are of three blocks.
@@ -31,7 +33,6 @@ class Span(NamedTuple):
   bias: tf.Tensor  # added to scores, policy.softmax
   turns: tuple | None = None  # of `rotary`, float32 [B or 1, 1, S, D / 2] each
   block: int | None = None
-  groups: tuple | None = None  # `triton_kernels.groups`, where it attends
 
 
 def mask_bias(attention_mask, policy):
@@ -43,10 +44,22 @@ def mask_bias(attention_mask, policy):
   return (1.0 - mask) * MASKED_SCORE
 
 
+def example_numbers(input_mask, shape, packed: bool) -> tuple:
+  """int32 [B, S] of queries and of keys: equal numbers attend to each other.
+
+  `input_mask` is `modeling.BertModel`'s, or None; `shape` is (B, S).
+  """
+  ones = tf.ones(shape, tf.int32)
+  if input_mask is None:
+    return ones, ones
+  keys = tf.cast(input_mask, tf.int32)
+  return (keys if packed else ones), keys
+
+
 def spans(bert, attention_mask, groups, positions, seq_length, policy) -> tuple:
   """A `Span` of the layers that attend to all tokens, and one of the others.
 
-  `groups` are `triton_kernels.groups`; `positions` int [B, S], or None if each
+  `groups` are `example_numbers`; `positions` int [B, S], or None if each
   row has 0 to S - 1. The second is None if there is no such layer.
   """
   turned = bert.position_type == "rotary"

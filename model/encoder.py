@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import mixed_precision
 from common.tensorflow_v1 import tf
-from model import kernels, layer_programs, triton_kernels, weights
+from model import kernels, weights
 from model.attention import Span, attention, mask_bias
 from model.bert_config import BertConfig
 from model.layers import (
@@ -171,8 +171,6 @@ class LayerConfig:
   policy: mixed_precision.Policy = mixed_precision.FP32
   recompute: tuple = ()  # names of `RECOMPUTE`
   slices: Slices = WHOLE
-  triton: bool = False  # by `triton_kernels`, where they compute it
-  is_training: bool = True
 
   @property
   def own_heads(self):
@@ -261,19 +259,12 @@ def _head_groups(config, tokens) -> list:
   Each matmul more is a launch for a GPU, and a smaller one for a CPU's caches.
   """
   query, key, value = weights.QUERY, weights.KEY, weights.VALUE
-  if _is_flash(config, tokens):
-    return [[query, key, value]]
   if not jit.saves_launches():
     return [[query], [key], [value]]
   bert = config.bert
   if tokens.places is None and bert.key_value_heads == bert.num_attention_heads:
     return [[query, key, value]]
   return [[query], [key, value]]  # of other rows, or of fewer heads
-
-
-def _is_flash(config, tokens) -> bool:
-  """Whether a layer attends by `triton_kernels`."""
-  return config.triton and tokens.places is None
 
 
 def _self_attention(hidden, queries, span, tokens, layer, config, seed):
@@ -285,17 +276,6 @@ def _self_attention(hidden, queries, span, tokens, layer, config, seed):
   bert = config.bert
   first, end = config.slices.bounds(bert.num_attention_heads)
   copied = config.slices.copy_to_group(hidden)
-  if _is_flash(config, tokens):
-    seed, keep_prob = dropout_arguments(bert.attention_probs_dropout_prob, seed)
-    return triton_kernels.attend(
-      tf.matmul(copied, layer[weights.QUERY].kernel),
-      layer[weights.QUERY].bias,
-      span.groups,
-      seed,
-      shape=(tokens.batch, tokens.length, end - first),
-      keep_prob=keep_prob,
-      part=config.own_heads,
-    )
   readers = bert.num_attention_heads // bert.key_value_heads
   heads = []  # queries [B, N, F, D], keys and values [B, N / readers, S, D]
   for group in _head_groups(config, tokens):
@@ -366,8 +346,6 @@ def _end_of_block(
     kernel = kernels.layer_norm
     return normalized(kernel, [total], variables, norm=norm, **types), residual
   kernel = kernels.add_and_norm
-  if config.triton and triton_kernels.norms(config):
-    kernel = triton_kernels.add_and_norm
   if "layer_norm" in config.recompute:
     kernel, static = kernels.invertible_add_and_norm, static | types
   result = normalized(
@@ -397,16 +375,6 @@ def transformer_layer(hidden, residual, span, tokens, config, seeds):
     with tf.variable_scope(scope):
       norm = norm_weights(config.bert.hidden_size, Norm.of(config.bert))
       norms.append(norm)
-  return layer_programs.whole_layer(
-    _with_weights, hidden, residual, variables, norms, span, tokens, attending,
-    seeds, trains=config.is_training, config=config,
-  )  # fmt: skip
-
-
-def _with_weights(
-  hidden, residual, variables, norms, span, tokens, attending, seeds, config
-):
-  """`transformer_layer` with its `_layer_variables` and norms' weights."""
   groups = _head_groups(config, attending)
   layer = _layer_weights(variables, config, groups)
   policy = config.policy

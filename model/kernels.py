@@ -58,7 +58,7 @@ class Kernel:
   def __init__(self, forward, compile=True):
     functools.update_wrapper(self, forward)
     self._forward = forward
-    self._modes = jit.LAYERS if compile else ()
+    self._modes = jit.KERNELS if compile else ()
 
   def gradient(self, backward):
     self._backward = backward
@@ -374,7 +374,7 @@ def _joined(groups: list) -> list:
     sizes=tuple(len(group) for group, _ in groups),
     dtypes=tuple(dtype for _, dtype in groups),
   )
-  modes = jit.LAYERS if jit.saves_launches() else ()
+  modes = jit.KERNELS if jit.saves_launches() else ()
   found = jit.compiled(_join, modes, **static)(*tensors)
 
   def gradient(op, *d_tensors):

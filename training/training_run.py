@@ -18,7 +18,7 @@ from common.console import say
 from common.errors import STOPPED_STATUS, UserError, leave_when_asked
 from common.tensorflow_v1 import tf
 from gradients import distributed
-from model import sampled_softmax, triton_kernels
+from model import sampled_softmax
 from training import closing, elastic, profiling, resume, services, train_loop
 from training.signals import StopSignals, Watchdog
 from xla_patches import jit
@@ -66,9 +66,6 @@ def precision_line(config, on_gpu: bool) -> str:
     way = "TensorFloat-32 (--notf32: float32)" if config.tf32 else "float32"
     parts.append(f"what is float32 is multiplied as {way}")
     parts += ["deterministic"] * config.deterministic
-  if config.triton and on_gpu:
-    and_norm = " and layer norm" if triton_kernels.norms(config) else ""
-    parts.append(f"attention{and_norm} by Triton's kernels")
   return "; ".join(parts)
 
 

@@ -1,18 +1,15 @@
 """--xla: which parts of the training step XLA compiles.
 
-  off           none
-  auto          what TensorFlow's own clustering finds
-  layers        each layer's work between its matmuls, one program forward and
-                one backward, so that gradients leave early; and the update
-  whole_layers  each layer, as one program forward and one backward, which
-                layers of one kind share; else as `layers`
-  step          forward and backward pass of a micro-batch as one program; the
-                update
+  off     none
+  auto    what TensorFlow's own clustering finds
+  layers  each layer's work between its matmuls, one program forward and one
+          backward, so that gradients leave early; and the update
+  step    forward and backward pass of a micro-batch as one program; the update
 
 With `layers` no matmul is compiled: XLA runs them no faster than oneDNN and
 cuBLAS, which it would call anyway, and on CPUs it runs bfloat16 at float32's
-rate. But a GPU waits while each kernel and program is launched: with whole
-layers there are a third of the launches. The all-reduce is in no program.
+rate. But a GPU waits while each kernel and program is launched. The all-reduce
+is in no program.
 """
 
 import contextlib
@@ -24,22 +21,15 @@ from common.errors import UserError
 from common.nvidia import visible_gpus
 from common.tensorflow_v1 import tf
 
-LAYERS = ("layers", "whole_layers")  # those that compile kernels
-WITH_MATMULS = ("whole_layers", "step")  # which then are in programs
-MODES = ("off", "auto", *LAYERS, "step")
-UPDATE = (*LAYERS, "step")  # those that compile the update
+MODES = ("off", "auto", "layers", "step")
+KERNELS = ("layers",)  # those that compile kernels one by one
+UPDATE = ("layers", "step")  # those that compile the update
 # Those whose shapes may vary: large programs would compile for each again.
 VARIED = ("off", "layers")
 
-# Flag -> the GPUs that its compiler makes code for: the first compute
-# capability, all in words, and what to do with another GPU. For Blackwell XLA
-# of TensorFlow 2.21 writes PTX of a version that does not know it:
-# https://github.com/tensorflow/tensorflow/issues/111958
-_COMPILED_FOR = {
-  "--xla": ((0, 0), "up to 9.x (Hopper)", "give --xla=off"),
-  "--triton": ((8, 0), "8.0 to 9.x (Ampere to Hopper)", "leave it out"),
-}
-_BLACKWELL = (10, 0)
+# For Blackwell XLA of TensorFlow 2.21 writes PTX of a version that does not
+# know it: https://github.com/tensorflow/tensorflow/issues/111958
+_BLACKWELL = 10  # its major compute capability
 
 # The mode, the graph's programs, and whether shapes may vary between updates.
 _current = contextvars.ContextVar("xla", default=("off", {}, True))
@@ -89,23 +79,21 @@ def on_gpu() -> bool:
 
 
 @functools.cache  # nvidia-smi is slow, and each stage has a config
-def check_gpus(flag: str) -> None:
-  """UserError if there is a GPU that nothing compiles for with this flag.
+def check_gpus() -> None:
+  """UserError if there is a GPU that XLA does not compile for.
 
   Flags are checked before TensorFlow is loaded.
   """
-  first, known, remedy = _COMPILED_FOR[flag]
   for gpu in visible_gpus("name,compute_cap"):
     name, _, capability = gpu.rpartition(", ")
-    major, minor = map(int, capability.split("."))
-    if not first <= (major, minor) < _BLACKWELL:
+    if int(capability.split(".")[0]) >= _BLACKWELL:
       raise UserError(
-        f"{flag} compiles for GPUs of compute capability {known}, and {name} "
-        f"has {capability}: {remedy}"
+        "--xla compiles for GPUs of compute capability up to 9.x (Hopper), and "
+        f"{name} has {capability}: give --xla=off"
       )
 
 
-def saves_launches(modes=LAYERS) -> bool:
+def saves_launches(modes=KERNELS) -> bool:
   """Whether a GPU would be given few large programs, in one of these `modes`.
 
   A CPU launches nothing, and casts and adds up faster by TensorFlow's ops.
@@ -118,20 +106,7 @@ def takes_dynamic_shapes() -> bool:
   return _current.get()[2]
 
 
-def is_mode(name: str) -> bool:
-  """Whether the graph is built by this one of `MODES`."""
-  return _current.get()[0] == name
-
-
-def shared(key, make):
-  """What make() has given for this key; a graph has one for each."""
-  programs = _current.get()[1]
-  if key not in programs:
-    programs[key] = make()
-  return programs[key]
-
-
-def compiled(function, modes=LAYERS, **static):
+def compiled(function, modes=KERNELS, **static):
   """`function` of tensors, as one program if the mode is one of `modes`.
 
   It is pure or assigns to variables; `static` arguments are hashable. A graph
@@ -145,5 +120,8 @@ def compiled(function, modes=LAYERS, **static):
     with _variables_of(graph):
       return function(*tensors, **named, **static)
 
-  program = lambda: tf.function(traced, autograph=False, jit_compile=True)
-  return shared((function, *sorted(static.items())), program)
+  programs = _current.get()[1]
+  key = function, *sorted(static.items())
+  if key not in programs:
+    programs[key] = tf.function(traced, autograph=False, jit_compile=True)
+  return programs[key]

@@ -44,12 +44,11 @@ class Kernel(NamedTuple):
   flops: float = 0.0  # of matmuls
   type: str = ""  # of a matmul's factors
   library: str = ""  # that a matmul is called from, "triton" if XLA writes it
-  again: float = 0.0  # FLOPs of products that another kernel had, too
 
   def seconds(self, chip) -> float:
     """At best, on a `chips.Chip`."""
     peak = chip.flops.get(self.type, chip.flops["f32"])
-    return max(self.bytes / chip.bandwidth, (self.flops + self.again) / peak)
+    return max(self.bytes / chip.bandwidth, self.flops / peak)
 
 
 def _size(shape) -> float:
@@ -143,15 +142,12 @@ class Module:
 
   def _kernel(self, one, inside) -> Kernel:
     results = one.shapes
-    type_, library, flops, again = "", "", 0.0, 0.0
+    type_, library, flops = "", "", 0.0
     if one.opcode == "custom-call":
       target = re.search(r'custom_call_target="([^"]*)"', one.rest).group(1)
       if "gemm" in target or "matmul" in target:
         library, results = target.strip("_"), one.shapes[:1]  # no work space
         type_, flops = _matmul(one, inside)
-      elif target == "__gpu$xla.gpu.triton":
-        type_, flops, again = _own_kernel(one, inside)
-        library = "own" if flops else ""
     else:
       for part, where in self._within(one, inside):
         if part.opcode == "dot":
@@ -159,29 +155,7 @@ class Module:
           type_, more = _matmul(part, where)
           flops += more
     total = self._read(one, inside) + sum(map(_size, results))
-    return Kernel(total, flops, type_, library, again)
-
-
-def _own_kernel(one, inside) -> tuple:
-  """The type of products, FLOPs, FLOPs done again: of a `triton_source` kernel.
-
-  Those of layer norm have no products.
-  """
-  name = re.search(r'name = \\?"(\w+)', one.rest).group(1)
-  if not name.startswith("attention"):
-    return "", 0.0, 0.0
-  kind, (tokens, width) = inside[one.operands[0]].shapes[0]
-  is_gradient = name == "attention_gradient"
-  totals = inside[one.operands[5]] if is_gradient else one
-  length = totals.shapes[-1][1][-1]  # of [B, N, S]
-  product = 2.0 * tokens * (width / 3) * length
-  # The gradient has four products. Two of them, and the scores, it makes twice
-  # or again.
-  return (
-    (kind, 4 * product, 3 * product)
-    if is_gradient
-    else (kind, 2 * product, 0.0)
-  )
+    return Kernel(total, flops, type_, library)
 
 
 def _matmul(one, inside) -> tuple:

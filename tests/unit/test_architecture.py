@@ -193,14 +193,12 @@ def test_every_module_says_what_it_is():
 
 # Lines of the product, blank ones and docstrings too. What adds lines takes
 # others away; raise this only by what was agreed to for a feature.
-CEILING = 30_570
+CEILING = 29_750
 # Of these lines, those that only refuse something.
-GUARD_SHARE = 0.065
+GUARD_SHARE = 0.0653
 LONGEST_FUNCTION = 60
 # These are longer, and no other may be.
-LONGER = {
-  "model/triton_source.py:attention_gradient",
-}
+LONGER: set[str] = set()
 
 
 def lines_of(node):

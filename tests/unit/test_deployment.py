@@ -160,7 +160,7 @@ def test_images_have_what_the_code_imports():
     imported |= {i.split(".")[0] for i in test_architecture.imports(name)}
   ours = {name.split(".")[0] for name in test_architecture.MODULES}
   imported -= ours | set(sys.stdlib_module_names)
-  imported -= {"horovod", "mlflow", "ray", "triton", "wandb"}
+  imported -= {"horovod", "mlflow", "ray", "wandb"}
   imported -= listed("requirements/text.txt").keys()
   packages = metadata.packages_distributions()
   runs_with = needed(listed("requirements/cpu.txt"))

@@ -6,7 +6,6 @@ import itertools
 import math
 import types
 
-import attention_in_blocks
 import numpy as np
 import pytest
 import reference_modern
@@ -29,7 +28,7 @@ import modeling
 from common.tensorflow_v1 import tf
 from finetuning import heads
 from finetuning.packed import FinetuningBatch
-from model import attention, encoder, triton_kernels, weights
+from model import attention, encoder, weights
 
 ALONE = [
   dict(position_type="rotary"),
@@ -179,7 +178,7 @@ def test_heads_read_what_the_config_pools(keys, is_packed):
     tf.ones([B, examples]),
   )
   config = types.SimpleNamespace(
-    bert=bert, policy=mixed_precision.FP32, recompute=(), triton=False
+    bert=bert, policy=mixed_precision.FP32, recompute=()
   )
   model = heads.encode(rows, config, False)
   with tf.variable_scope("", reuse=tf.AUTO_REUSE):
@@ -262,8 +261,7 @@ def operations_more(name, rtol, atol, against="off", **changes):
     *slow(["BERT"], ["layers"], [[]]),
     *slow(["BERT, pre, erf"], ["layers"], [["GPU"]]),
     ("ModernBERT", "layers", []),
-    ("ModernBERT", "whole_layers", []),
-    *slow(ARCHITECTURES, ["layers", "whole_layers", "step"], [[], ["GPU"]]),
+    *slow(ARCHITECTURES, ["layers", "step"], [[], ["GPU"]]),
   ],
 )
 def test_programs_give_what_operations_give(monkeypatch, name, mode, gpus):
@@ -290,8 +288,6 @@ PARTS = [[part] for part in encoder.RECOMPUTE]
     ("BERT, erf", ["gelu"], "off"),
     ("ModernBERT", ["attention"], "off"),
     ("ModernBERT", encoder.RECOMPUTE, "off"),
-    ("BERT", encoder.RECOMPUTE, "whole_layers"),
-    *slow(["ModernBERT"], [encoder.RECOMPUTE], ["whole_layers"]),
     *slow(BERTS, [*PARTS, encoder.RECOMPUTE], ["layers"]),
     *slow(["BERT, pre"], [["gelu"], ["attention"]], ["off"]),
     *slow(["BERT, erf"], [["gelu"]], ["layers"]),
@@ -311,31 +307,6 @@ def test_recomputing_changes_nothing(name, recompute, mode):
   if recompute == ["layer"]:
     # Six dense layers each, in every layer.
     assert more["MatMul"] == 6 * TINY["num_hidden_layers"]
-
-
-@pytest.mark.parametrize(
-  "name, recompute, mode",
-  [
-    ("BERT", (), "off"),
-    ("BERT", (), "layers"),
-    ("BERT", (), "whole_layers"),
-    ("BERT, pre", (), "off"),
-    ("BERT", ("layer",), "off"),
-    *slow(["BERT, pre"], [()], ["layers"]),
-    *slow(["BERT"], [("layer",)], ["layers"]),
-  ],
-)
-def test_blocks_of_attention_change_nothing(name, recompute, mode, monkeypatch):
-  plain(name)
-  attention_in_blocks.use(monkeypatch)
-  more = operations_more(
-    name, 1e-4, 1e-5, recompute=recompute, mode=mode, triton=True
-  )
-  # One matmul instead of three in the first layer, and its two gradients. Of
-  # the losses' gradients two are in programs.
-  assert triton_kernels._forward.called and triton_kernels._backward.called
-  if not recompute and mode != "whole_layers":  # which has them in programs
-    assert more["MatMul"] == -3 * 2 - 2 * (mode == "layers")
 
 
 def test_pre_layer_norm_is_another_model_of_the_same_variables():

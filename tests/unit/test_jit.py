@@ -15,7 +15,7 @@ import run_pretraining
 from common.tensorflow_v1 import tf
 from gradients import distributed
 from gradients.distributed import Comm
-from model import encoder, layer_programs
+from model import encoder
 from training import elastic, training_run
 from xla_patches import jit
 
@@ -30,12 +30,9 @@ TOLERANCE = {"fp32": 1e-5, "bf16": 3e-3, "fp16": 1e-3}
 @pytest.mark.parametrize(
   "precision, modes",
   [
-    # tests/ranks/lockstep has fp32 with "step", test_encoders.py the gradients
-    # of "whole_layers".
+    # tests/ranks/lockstep has fp32 with "step".
     ("fp32", ["layers"]),
-    pytest.param(
-      "fp32", ["whole_layers", "auto", "step"], marks=pytest.mark.slow
-    ),
+    pytest.param("fp32", ["auto", "step"], marks=pytest.mark.slow),
     pytest.param("bf16", ["auto", *jit.UPDATE], marks=pytest.mark.slow),
     pytest.param("fp16", ["auto", *jit.UPDATE], marks=pytest.mark.slow),
   ],
@@ -120,11 +117,10 @@ def programs_of(graph):
   return [op for op in calls if op.type.endswith("PartitionedCall")]
 
 
-@pytest.mark.parametrize("mode", jit.LAYERS)
-def test_layers_share_their_programs(mode):
+def test_layers_share_their_programs():
   """So that a deep model compiles no longer than a shallow one."""
   config = tiny_config(0.1, num_hidden_layers=3)
-  with tf.Graph().as_default() as graph, jit.mode(mode):
+  with tf.Graph().as_default() as graph, jit.mode("layers"):
     tf.enable_resource_variables()
     ids = tf.placeholder(tf.int32, [2, 5])
     model = modeling.BertModel(
@@ -138,66 +134,8 @@ def test_layers_share_their_programs(mode):
     for op in programs_of(graph)
     if "encoder/layer_" in op.name
   ]
-  of_a_layer, kinds = (1, 2) if mode == "whole_layers" else (7, 4 + 5)
-  assert len(programs) == 2 * of_a_layer * config.num_hidden_layers
-  assert len(set(programs)) == kinds
-
-
-def test_between_a_layers_programs_each_tensor_is_once():
-  """The forward program returns results and what the gradient reads of it.
-
-  That is no argument and no constant. All values are those of the mode off.
-  """
-
-  def layer(x, weights, count):
-    heads = tf.transpose(tf.matmul(x, weights), [1, 0])  # of a constant
-    product, aside = tf.identity_n([heads, x])
-    result = tf.identity(product) * tf.exp(product)
-    return result, result, tf.stop_gradient(aside), count + 1
-
-  values = np.arange(6.0, dtype=np.float32).reshape(2, 3) / 6, np.eye(3)
-  found = {}
-  for mode in ("off", "whole_layers"):
-    with tf.Graph().as_default() as graph, jit.mode(mode):
-      x, weights = (tf.constant(value, tf.float32) for value in values)
-      first, again, aside, count = layer_programs.whole_layer(
-        layer, x, weights, tf.constant(3), trains=True
-      )
-      loss = tf.reduce_sum(first + 2.0 * again) + tf.reduce_sum(aside)
-      d_x, d_weights = tf.gradients(loss, [x, weights])
-      with tf.Session() as session:
-        fetches = first, aside, count, d_x, d_weights
-        found[mode] = session.run(fetches)
-  for got, want in zip(found["whole_layers"], found["off"], strict=True):
-    np.testing.assert_allclose(got, want, rtol=1e-6)
-  forward, backward = programs_of(graph)
-  # The result, what is aside, the count, the product and its exponential.
-  assert [t.shape.as_list() for t in forward.outputs] == [
-    [3, 2], [2, 3], [], [3, 2], [3, 2]
-  ]  # fmt: skip
-  read = {t.ref() for t in backward.inputs}
-  assert {x.ref(), weights.ref()} < read and len(read) == len(backward.inputs)
-
-
-def test_an_evaluation_keeps_nothing():
-  with tf.Graph().as_default() as graph, jit.mode("whole_layers"):
-    modeling.BertModel(tiny_config(), False, tf.ones([2, 5], tf.int32))
-  layers = [op for op in programs_of(graph) if "encoder/layer_" in op.name]
-  # What the next layer reads, and as it is its residual.
-  assert layers and {len(layer.outputs) for layer in layers} == {1}
-
-
-def test_layers_of_other_types_and_shapes_have_programs_of_their_own():
-  found = []
-  with tf.Graph().as_default(), jit.mode("whole_layers"):
-    for shape, dtype in (([2], "float32"), ([2], "float16"), ([], "float32")):
-      x = tf.ones(shape, dtype)
-      found.append(layer_programs.whole_layer(tf.exp, x, trains=True))
-    with tf.Session() as session:
-      values = session.run(found)
-  for value, tensor in zip(values, found, strict=True):
-    assert value.dtype == tensor.dtype.as_numpy_dtype
-    np.testing.assert_allclose(value, np.full(value.shape, np.e), rtol=1e-3)
+  assert len(programs) == 2 * 7 * config.num_hidden_layers
+  assert len(set(programs)) == 4 + 5
 
 
 def graphs():
@@ -210,7 +148,7 @@ def graphs():
 
 @pytest.mark.parametrize(
   "mode",
-  [pytest.param("off", marks=pytest.mark.slow), *jit.LAYERS, "step"],
+  [pytest.param("off", marks=pytest.mark.slow), "layers", "step"],
 )
 def test_a_graph_that_is_not_used_any_more_is_gone(tiny_run, tmp_path, mode):
   """With all that is in it: an elastic run makes one after another."""

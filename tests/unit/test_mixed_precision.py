@@ -284,7 +284,7 @@ def test_an_overflow_never_raises_the_loss_scale():
 def arithmetic(**given):
   return types.SimpleNamespace(
     policy=mixed_precision.FP32,
-    **{"tf32": True, "deterministic": False, "triton": False, **given},
+    **{"tf32": True, "deterministic": False, **given},
   )
 
 

@@ -280,7 +280,7 @@ def test_model_flops_of_finetuning_are_those_of_the_graph(kind, pooling):
   keys = {"hidden_act": "relu", "classifier_pooling": pooling}
   bert = modeling.BertConfig(**TINY, **keys)
   config = types.SimpleNamespace(
-    bert=bert, policy=mixed_precision.FP32, recompute=(), triton=False
+    bert=bert, policy=mixed_precision.FP32, recompute=()
   )
   source = types.SimpleNamespace(tokens=32, slots=3)
   config.kind, head, outputs, targets = {

@@ -8,6 +8,7 @@ import os
 import matplotlib.image
 import numpy as np
 import pytest
+import runs
 import samples
 
 import modeling
@@ -17,7 +18,7 @@ from common.tensorflow_v1 import tf
 from model.bert_config import BertConfig
 from research import published_scaling, scaling_model
 
-RESULTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "results")
+RESULTS = os.path.join(runs.ROOT, "research", "results")
 TINY = BertConfig.from_dict(samples.TINY)
 MINI = scaling_model.read_config("bert_mini.json")
 FREE = scaling_model.Machine(flops=1e12)
