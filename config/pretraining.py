@@ -12,7 +12,7 @@ from common import settings
 from common.errors import UserError
 from common.settings import in_group, setting
 from config import deepspeed_json, stages, training_plan
-from gradients import distributed, optimizers
+from gradients import exchange_config, optimizers
 from gradients.lr_schedule import LR_SCALINGS, SCHEDULES, Schedule, scale_peak
 from model import encoder, model_flops
 from model.bert_config import PRESETS
@@ -144,7 +144,7 @@ class RunConfig:
     "Results that the backward pass computes again instead of keeping them in "
     "memory. Empty: none.", choices=encoder.RECOMPUTE)
   loss_scale: mixed_precision.LossScaleConfig = _precision()
-  allreduce: distributed.AllreduceConfig = _ranks()
+  allreduce: exchange_config.AllreduceConfig = _ranks()
   commit_every_steps: int = _ranks(10,
     "Updates between two copies of the state in the memory of each rank, under "
     "horovodrun --min-np. When a rank is lost, the others resume from the last "
@@ -228,6 +228,10 @@ class RunConfig:
     # Only for its errors.
     Schedule(0.0, 1, 0, self.lr_schedule, self.lr_power, self.lr_decay_rate)
     self.loss_scale.check(self.uses_fp16)
+    self.optimizer.check_with(
+      zero=self.allreduce.zero > 0,
+      tensor_parallel=getattr(self, "tensor_parallel", 1) > 1,
+    )
 
   @classmethod
   def from_flags(cls, flags) -> Self:

@@ -6,8 +6,6 @@ from common.tensorflow_v1 import tf
 from gradients import moments
 from xla_patches import jit
 
-_SHARED = moments.MomentOptimizer.settings
-
 
 class LAMBOptimizer(moments.MomentOptimizer):
   """Layer-wise adaptive rates for large batches; m and v as in AdamW.
@@ -21,7 +19,6 @@ class LAMBOptimizer(moments.MomentOptimizer):
   """
 
   has_trust_ratios = True
-  settings = (*_SHARED, "min_trust_ratio", "max_trust_ratio")
 
   def __init__(
     self, *args, min_trust_ratio=0.01, max_trust_ratio=0.3, **kwargs

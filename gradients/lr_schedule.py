@@ -1,12 +1,12 @@
-"""Learning rate schedules: pure functions of the update."""
+"""Learning rate schedules, pure functions of the update: no TensorFlow."""
 
 import dataclasses
 import math
 
 import numpy as np
 
+from common import tensorflow_v1 as later
 from common.errors import UserError
-from common.tensorflow_v1 import tf
 
 LR_SCALINGS = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
 
@@ -64,10 +64,10 @@ class Schedule:
 
   def __call__(self, step):
     """The rate of update `step`, from 0: float32 for a Tensor, else float64."""
-    if isinstance(step, tf.Tensor):
-      math_of, step = tf, tf.cast(step, tf.float32)
-    else:
+    if isinstance(step, (int, float, np.generic, np.ndarray)):
       math_of, step = np, np.asarray(step, np.float64)
+    else:
+      math_of, step = later.tf, later.tf.cast(step, later.tf.float32)
     exponent, form = SCHEDULES[self.name]
     total, warmup = float(self.total), float(self.warmup)
     warming = (math_of.minimum(step, warmup) / max(1.0, warmup)) ** exponent
@@ -103,17 +103,12 @@ class Schedule:
     last = self.total - 1
     if first > last or self.highest(first + before, last + before) > 0.0:
       return
-    counts = ""
-    if before:
-      counts = (
-        f", counted on from update {before:,} of --init_checkpoint: leave out "
-        "--norewarmup, or choose a schedule that does not end there"
-      )
+    counts = f", counted on from --init_checkpoint's update {before:,}"
     raise UserError(
-      f"the learning rate of all updates from {first + 1:,} to {self.total:,} "
-      f"is 0, so they would train nothing: --lr_schedule={self.name} with a "
-      f"peak of {self.peak:g}, --lr_offset={self.offset:g}, {self.warmup:,} "
-      f"updates of warm-up and {self.total:,} in all{counts}"
+      f"updates {first + 1:,} to {self.total:,} would train nothing, their "
+      f"learning rate is 0: --lr_schedule={self.name}, a peak of "
+      f"{self.peak:g}, --lr_offset={self.offset:g}, {self.warmup:,} updates of "
+      f"warm-up{counts + ': leave out --norewarmup' if before else ''}"
     )
 
   def zero_from(self, before: int = 0) -> int | None:

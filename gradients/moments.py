@@ -53,7 +53,7 @@ class VariableLayout:
 class MomentOptimizer(tf.train.Optimizer):
   """Slots, decoupled weight decay and bias correction.
 
-  A subclass declares `slots` and `settings`, and has the rule, `_update`. For
+  A subclass declares `slots` and has the rule, `_update`. For
   each weight NAME and each of `slots` there is a float32 variable NAME/SLOT of
   its shape, which starts at 0; checkpoints, ZeRO, tensor slicing and --dry_run
   follow from the declaration. With bias correction `applied_updates` counts the
@@ -64,10 +64,6 @@ class MomentOptimizer(tf.train.Optimizer):
 
   slots: tuple[str, ...] = ("adam_m", "adam_v")  # google/bert's names
   has_trust_ratios = False
-  # The arguments that are settings of a run (`optimizers.OptimizerConfig`).
-  settings = (
-    "weight_decay_rate", "beta_1", "beta_2", "epsilon", "bias_correction",
-  )  # fmt: skip
 
   def __init__(
     self,

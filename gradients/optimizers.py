@@ -1,18 +1,43 @@
-"""The optimizers by name, and their settings."""
+"""The optimizers by name, and their settings; needs no TensorFlow."""
 
 import dataclasses
+import importlib
+from typing import Any
 
 from common.errors import UserError
 from common.settings import check, setting
-from gradients import adamw, lamb, moments
 
 # google/bert's settings of AdamW.
 WEIGHT_DECAY_RATE = 0.01
 EXCLUDE_FROM_WEIGHT_DECAY = ("LayerNorm", "layer_norm", "bias")
 
+_ADAM_SETTINGS = (
+  "weight_decay_rate", "beta_1", "beta_2", "epsilon", "bias_correction",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+  """A row of `OPTIMIZERS`: what can be known of one before it is made."""
+
+  module: str  # it loads TensorFlow, so it is imported when a run needs it
+  name: str  # of the class, a `moments.MomentOptimizer`
+  settings: tuple[str, ...]  # fields of `OptimizerConfig` that it takes
+  # Flag that it does not go with -> why; refusals derive from it.
+  excludes: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+# An update that needs whole matrices would exclude "zero" and
+# "tensor_parallel": ranks hold parts of variables then.
 OPTIMIZERS = {
-  "adamw": adamw.AdamWeightDecayOptimizer,
-  "lamb": lamb.LAMBOptimizer,
+  "adamw": Optimizer(
+    "gradients.adamw", "AdamWeightDecayOptimizer", _ADAM_SETTINGS
+  ),
+  "lamb": Optimizer(
+    "gradients.lamb",
+    "LAMBOptimizer",
+    (*_ADAM_SETTINGS, "min_trust_ratio", "max_trust_ratio"),
+  ),
 }
 
 
@@ -63,14 +88,26 @@ class OptimizerConfig:
         f"{self.max_trust_ratio}: want 0 <= min <= max"
       )
 
-  @property
-  def kind(self) -> type[moments.MomentOptimizer]:
-    return OPTIMIZERS[self.optimizer]
+  def check_with(self, **used: bool) -> None:
+    """Raises `UserError` if a flag that is `used` excludes the optimizer."""
+    excludes = OPTIMIZERS[self.optimizer].excludes
+    for flag, is_used in used.items():
+      if is_used and flag in excludes:
+        raise UserError(
+          f"--optimizer={self.optimizer} does not go with --{flag}: "
+          f"{excludes[flag]}. Leave one of them out"
+        )
 
-  def make(self, learning_rate) -> moments.MomentOptimizer:
+  @property
+  def kind(self) -> Any:
+    row = OPTIMIZERS[self.optimizer]
+    return getattr(importlib.import_module(row.module), row.name)
+
+  def make(self, learning_rate) -> Any:
     """The optimizer; `learning_rate` is a scalar Tensor."""
+    row = OPTIMIZERS[self.optimizer]
     return self.kind(
       learning_rate=learning_rate,
       exclude_from_weight_decay=EXCLUDE_FROM_WEIGHT_DECAY,
-      **{name: getattr(self, name) for name in self.kind.settings},
+      **{name: getattr(self, name) for name in row.settings},
     )

@@ -11,7 +11,7 @@ import pytest
 import runs
 from samples import NO_DROPOUT, write_config, write_packed, write_records
 
-from gradients import distributed
+from gradients import exchange_config
 from records import data_set, tfrecord
 
 
@@ -175,7 +175,7 @@ def test_resumed_on_other_numbers_of_ranks(tiny_run, tmp_path, allreduce):
   settings = dict(
     lr_schedule="constant",
     global_batch_size=20,
-    allreduce=distributed.AllreduceConfig(**allreduce),
+    allreduce=exchange_config.AllreduceConfig(**allreduce),
   )
   runs.pretrain(tiny, tmp_path / "one", **settings)
   runs.pretrain(tiny, tmp_path / "run", num_train_steps=7, **settings)

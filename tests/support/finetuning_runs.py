@@ -11,7 +11,8 @@ from absl import flags
 import modeling
 from common import settings
 from finetuning import classification, finetune, ner, squad
-from gradients.distributed import AllreduceConfig, Comm
+from gradients.distributed import Comm
+from gradients.exchange_config import AllreduceConfig
 from gradients.optimizers import OptimizerConfig
 from mixed_precision import LossScaleConfig
 

@@ -34,7 +34,7 @@ def config(tiny_run, output_dir, **changes):
   """A small training run's config: 20 updates of 24 examples, no dropout."""
   import modeling
   from config.pretraining import PretrainingConfig
-  from gradients.distributed import AllreduceConfig
+  from gradients.exchange_config import AllreduceConfig
   from gradients.optimizers import OptimizerConfig
   from mixed_precision import LossScaleConfig
 

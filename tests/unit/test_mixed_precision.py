@@ -14,7 +14,8 @@ import optimization
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from finetuning import heads
-from gradients.distributed import AllreduceConfig, Comm
+from gradients.distributed import Comm
+from gradients.exchange_config import AllreduceConfig
 from gradients.optimizers import OptimizerConfig
 from mixed_precision import PARTS, DynamicLossScale, LossScaleConfig
 from model import kernels

@@ -11,7 +11,8 @@ import optimization
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from gradients import all_reduce
-from gradients.distributed import AllreduceConfig, Comm
+from gradients.distributed import Comm
+from gradients.exchange_config import AllreduceConfig
 from gradients.optimizers import OptimizerConfig
 from mixed_precision import LossScaleConfig
 from xla_patches import jit

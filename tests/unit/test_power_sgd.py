@@ -9,7 +9,8 @@ import optimization
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from gradients import power_sgd
-from gradients.distributed import AllreduceConfig, Comm
+from gradients.distributed import Comm
+from gradients.exchange_config import AllreduceConfig
 
 SHAPES = {"wide": [12, 40], "tall": [50, 16], "square": [8, 8], "bias": [16]}
 

@@ -9,7 +9,7 @@ import runs
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from gradients import distributed
-from gradients.distributed import AllreduceConfig
+from gradients.exchange_config import AllreduceConfig
 from model import kernels, tensor_parallel
 from records import masking
 

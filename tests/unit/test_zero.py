@@ -8,7 +8,7 @@ import runs
 
 from common.tensorflow_v1 import tf
 from gradients import moments, optimizers, zero
-from gradients.distributed import AllreduceConfig
+from gradients.exchange_config import AllreduceConfig
 
 SHARED = {"allreduce": AllreduceConfig(zero=1)}
 
@@ -51,7 +51,6 @@ class Lion(moments.MomentOptimizer):
   """One slot, and nothing but this class: https://arxiv.org/abs/2302.06675."""
 
   slots = ("lion_m",)
-  settings = ("weight_decay_rate", "beta_1", "beta_2")
 
   def _update(self, gradient, variable, slots, corrections, decay, layout):
     (momentum,) = slots
@@ -68,7 +67,9 @@ def test_an_optimizer_of_one_slot_needs_no_other_file(
   tiny_run, tmp_path, monkeypatch
 ):
   """ZeRO, checkpoints and resuming follow from what it declares."""
-  monkeypatch.setitem(optimizers.OPTIMIZERS, "lion", Lion)
+  settings = ("weight_decay_rate", "beta_1", "beta_2")
+  row = optimizers.Optimizer(__name__, "Lion", settings)
+  monkeypatch.setitem(optimizers.OPTIMIZERS, "lion", row)
   settings = dict(optimizer={"optimizer": "lion"}, save_checkpoints_steps=4)
   settings |= dict(num_train_steps=8, learning_rate=1e-4)
   whole, shared = tmp_path / "whole", tmp_path / "shared"

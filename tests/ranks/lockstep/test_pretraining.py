@@ -16,7 +16,7 @@ from common.errors import UserError
 from common.tensorflow_v1 import tf
 from config import stages
 from config.pretraining import PretrainingConfig
-from gradients.distributed import AllreduceConfig
+from gradients.exchange_config import AllreduceConfig
 from gradients.optimizers import OptimizerConfig
 from mixed_precision import LossScaleConfig
 from records import masking

@@ -7,7 +7,7 @@ import runs
 from samples import LETTERS, NO_DROPOUT, write_config
 
 from finetuning import finetune
-from gradients.distributed import AllreduceConfig
+from gradients.exchange_config import AllreduceConfig
 
 
 def assert_equal(one, other):
