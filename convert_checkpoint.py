@@ -21,12 +21,12 @@ import dataclasses
 import filecmp
 import os
 
-import mixed_precision
 from checkpoints import checkpoint_weights, huggingface_folder
 from common.console import indented
 from common.errors import UserError
 from common.model_files import TASK_FILE
 from common.settings import run_with, setting
+from config.precision import TYPES
 from interop import inference, model_source, model_writing
 from interop.model_source import Source
 from interop.model_writing import Model, task_differences
@@ -60,7 +60,7 @@ class Settings(model_source.Given):
     "checkpoint has.")
   precision: str = setting("fp32",
     "Type of the matrix multiplications with --to=saved_model. Weights, inputs "
-    "and outputs stay as they are.", choices=mixed_precision.TYPES)
+    "and outputs stay as they are.", choices=TYPES)
   license: str = setting("unknown",
     "Licence of the weights, which a Hugging Face folder's README.md names, as "
     "apache-2.0 or cc-by-sa-4.0.")

@@ -9,12 +9,11 @@ multiplications; the other parts stay float32 unless --precision_policy says so.
 import dataclasses
 from collections.abc import Iterable
 
-from common import settings
-from common.errors import UserError
-from common.settings import setting
 from common.tensorflow_v1 import OPTIONAL_VARIABLES, tf
+from config.precision import PARTS, LossScaleConfig, types_of_parts
+from config.pretraining import RunConfig
 
-TYPES = {"fp32": tf.float32, "fp16": tf.float16, "bf16": tf.bfloat16}
+_DTYPES = {"fp32": tf.float32, "fp16": tf.float16, "bf16": tf.bfloat16}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,12 +33,13 @@ class Policy:
   losses: tf.DType = tf.float32  # log softmax, sums
 
   def describe(self) -> str:
-    told = []
-    for name, dtype in TYPES.items():
+    """The parts of each type, in a line."""
+    texts = []
+    for name, dtype in _DTYPES.items():
       parts = [part for part in PARTS if getattr(self, part) == dtype]
       if parts:
-        told.append(f"{name}: {', '.join(parts)}")
-    return "; ".join(told)
+        texts.append(f"{name}: {', '.join(parts)}")
+    return "; ".join(texts)
 
   @property
   def uses_fp16(self) -> bool:
@@ -47,79 +47,22 @@ class Policy:
 
 
 FP32 = Policy()
-PARTS = tuple(field.name for field in dataclasses.fields(Policy))
-_MATMUL_PARTS = ("attention", "feed_forward", "heads")
 
 
 def make_policy(precision: str, changes: Iterable[str] = ()) -> Policy:
   """A policy from --precision and --precision_policy, "part=type" each."""
-  changed: dict[str, tf.DType] = {}
-  for change in changes:
-    part, _, name = change.partition("=")
-    if part not in PARTS or part in changed or name not in TYPES:
-      raise UserError(
-        f"--precision_policy={change}: want part=type, the part one of "
-        f"{', '.join(PARTS)}, given once, and the type one of "
-        f"{', '.join(TYPES)}"
-      )
-    changed[part] = TYPES[name]
-  return Policy(**dict.fromkeys(_MATMUL_PARTS, TYPES[precision]) | changed)
+  names = types_of_parts(precision, changes)
+  return Policy(**{part: _DTYPES[name] for part, name in names.items()})
+
+
+def policy_of(config: RunConfig) -> Policy:
+  """The policy of a run."""
+  return make_policy(config.precision, config.precision_policy)
 
 
 def island(function, dtype: tf.DType):
   """`function`, computed in `dtype`, its result stored in its input's type."""
   return lambda x: tf.cast(function(tf.cast(x, dtype)), x.dtype)
-
-
-@dataclasses.dataclass(frozen=True)
-class LossScaleConfig:
-  """How the loss scale behaves; fields are named like their flags."""
-
-  # fmt: off
-  loss_scale: float | None = setting(None,
-    "Constant factor on the loss, for fp16. Default: 0, a dynamic loss scale.",
-    low=0, json="fp16.loss_scale")
-  initial_loss_scale: float = setting(2.0**16,
-    "Factor on the loss that a dynamic loss scale begins with.", above=0)
-  loss_scale_window: int = setting(1000,
-    "Updates in a row without an overflow after which a dynamic loss scale "
-    "doubles.", low=1, json="fp16.loss_scale_window")
-  loss_scale_hysteresis: int = setting(1,
-    "Overflows until a dynamic loss scale halves. Earlier ones are only "
-    "counted, and the count restarts when the scale doubles (DeepSpeed's "
-    "delayed shift).",
-    low=1, json="fp16.hysteresis")
-  min_loss_scale: float = setting(1.0,
-    "Factor on the loss below which a dynamic loss scale does not fall. An "
-    "overflow leaves a scale that is not above it unchanged.",
-    above=0, json="fp16.min_loss_scale")
-  # fmt: on
-
-  def __post_init__(self):
-    settings.check(self)
-    if not self.loss_scale and self.min_loss_scale > self.initial_loss_scale:
-      raise UserError(
-        f"--min_loss_scale={self.min_loss_scale} is above --initial_loss_scale="
-        f"{self.initial_loss_scale}: lower the one or raise the other"
-      )
-
-  def check(self, uses_fp16: bool) -> None:
-    if not uses_fp16 and self.loss_scale not in (None, 1.0):
-      raise UserError(
-        f"--loss_scale={self.loss_scale} is for fp16; bf16 and fp32 have the "
-        "range to do without"
-      )
-
-  def floor(self, uses_fp16: bool) -> float:
-    """A scale up to this one cannot fall; a static one never does."""
-    dynamic = uses_fp16 and not self.loss_scale
-    return self.min_loss_scale if dynamic else float("inf")
-
-  def make(self, uses_fp16: bool) -> "LossScale":
-    self.check(uses_fp16)
-    if uses_fp16 and not self.loss_scale:
-      return DynamicLossScale(self)
-    return StaticLossScale(self.loss_scale or 1.0)
 
 
 class StaticLossScale:
@@ -177,3 +120,10 @@ class DynamicLossScale:
 
 
 LossScale = StaticLossScale | DynamicLossScale
+
+
+def make_loss_scale(config: LossScaleConfig, uses_fp16: bool) -> LossScale:
+  """A dynamic loss scale for float16 gradients, unless it has a value."""
+  if uses_fp16 and not config.loss_scale:
+    return DynamicLossScale(config)
+  return StaticLossScale(config.loss_scale or 1.0)

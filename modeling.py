@@ -18,8 +18,8 @@ import numpy as np
 
 import mixed_precision
 from common.tensorflow_v1 import tf
+from config.bert_config import BertConfig
 from model import attention, kernels
-from model.bert_config import BertConfig
 from model.encoder import (
   LayerConfig,
   attention_layer,
@@ -84,7 +84,7 @@ class BertModel:
     use_one_hot_embeddings: look words up by a matmul with one-hot rows.
     dropout_seed: int32 or int64 [2]. Dropout is a pure function of it and of
       the call site (see `kernels.keep_mask`), or random without it.
-    recompute: see `encoder.RECOMPUTE`.
+    recompute: see `execution.RECOMPUTE`.
     examples_per_sequence: E. More than 1: input_mask numbers each token's
       example, from 1. A token attends to its own example only, and positions
       start at 0 in each.

@@ -5,11 +5,13 @@ google/bert's `create_optimizer` and `AdamWeightDecayOptimizer` work as there.
 
 from typing import NamedTuple
 
+from config.optimizers import EXCLUDE_FROM_WEIGHT_DECAY, WEIGHT_DECAY_RATE
+
 import mixed_precision
 from common.tensorflow_v1 import tf
-from gradients import all_reduce, lr_schedule, moments, power_sgd, zero
+from config import execution, lr_schedule
+from gradients import all_reduce, moments, power_sgd, zero
 from gradients.adamw import AdamWeightDecayOptimizer
-from gradients.optimizers import EXCLUDE_FROM_WEIGHT_DECAY, WEIGHT_DECAY_RATE
 from model import tensor_parallel
 from xla_patches import jit
 
@@ -162,7 +164,7 @@ class TrainOps(NamedTuple):
 def _to_host(**nested) -> dict:
   """Scalars, which leave a GPU together: each copy waits for the device."""
   scalars = tf.nest.flatten(nested)
-  packed = jit.compiled(_packed, jit.UPDATE)(*scalars)
+  packed = jit.compiled(_packed, execution.UPDATE)(*scalars)
   values = []
   with tf.device("/cpu:0"):
     unpacked = tf.unstack(packed, num=len(scalars))

@@ -23,6 +23,7 @@ if __name__ == "__main__":
   errors.leave_when_asked()  # also while TensorFlow is imported
 
 import input_pipeline
+import mixed_precision
 import modeling
 import optimization
 from checkpoints import (
@@ -84,8 +85,8 @@ def training_task(
     source, order, plan, comm.data_parallel, budget and budget.share
   )
   state = checkpointing.TrainingState(order, bool(budget), bool(staged))
-  of_record = config.matmuls(1, source.shape, masked=0)
-  of_masked = config.matmuls(0, source.shape, masked=1)
+  of_record = model_flops.of_run(config, 1, source.shape, masked=0)
+  of_masked = model_flops.of_run(config, 0, source.shape, masked=1)
   slices = comm.tensor_parallel.size
   return train_loop.Task(
     plan=plan,
@@ -120,7 +121,9 @@ def training_step(
   config, shape, micro, state, plan, comm, lap=None
 ) -> optimization.TrainOps:
   """From a `MicroBatch` to new weights: the algorithm. It advances `state`."""
-  loss_scale = config.loss_scale.make(config.uses_fp16)
+  loss_scale = mixed_precision.make_loss_scale(
+    config.loss_scale, config.uses_fp16
+  )
   dropout_seed = training_run.dropout_seed(config, plan, comm, micro)
   # All-reduced during the forward pass; the loss is a mean over all ranks.
   global_weights = comm.data_parallel.allreduce(
@@ -135,7 +138,7 @@ def training_step(
       config.trained_bert,
       is_training=True,
       dropout_seed=dropout_seed,
-      policy=config.policy,
+      policy=mixed_precision.policy_of(config),
       recompute=config.recompute,
       slices=Slices(comm.tensor_parallel),
       next_sentence=shape.next_sentence,
@@ -203,7 +206,7 @@ def evaluator(config: PretrainingConfig, comm) -> Evaluator:
       stream.next,
       config.stage_bert,
       is_training=False,
-      policy=config.policy,
+      policy=mixed_precision.policy_of(config),
       slices=Slices(comm.tensor_parallel),
       next_sentence=source.shape.next_sentence,
     ).by_name()

@@ -135,7 +135,7 @@ def main(_) -> None:
   check_environment(FLAGS.python)
   shape = record_shape.of_run(config.input_file, config)
   size = config.train_batch_size
-  flops = model_flops.total(config.matmuls(size, shape))
+  flops = model_flops.total(model_flops.of_run(config, size, shape))
   tell("making the graph ...")
   cases = {"step": Step, "layers": Layers}
   case = cases[config.xla](config)

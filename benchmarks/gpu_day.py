@@ -36,9 +36,9 @@ from benchmarks.peers import compare_transformers, turns
 from checkpoints import metrics
 from common import json_files
 from common.nvidia import visible_gpus
-from config.pretraining import read_bert
+from config import execution
+from config.bert_config import read_bert
 from training.next_steps import python
-from xla_patches import jit
 
 FLAGS = flags.FLAGS
 PREDICTED = "benchmarks/results/gpu_check.jsonl"
@@ -501,14 +501,14 @@ def items() -> dict[str, Item]:
   """Name -> what is done, the most valuable first."""
   do = functools.partial
   most = [
-    *[("bf16", mode, "packed") for mode in jit.MODES],
-    *[("fp32", mode, "rows") for mode in jit.MODES],
+    *[("bf16", mode, "packed") for mode in execution.MODES],
+    *[("fp32", mode, "rows") for mode in execution.MODES],
     ("fp16", "layers", "rows"),
     ("fp16", "step", "rows"),
     ("tf32", "layers", "rows"),
     ("tf32", "step", "rows"),
   ]
-  every = itertools.product(TOLERANCE, jit.MODES, ("rows", "packed"))
+  every = itertools.product(TOLERANCE, execution.MODES, ("rows", "packed"))
   rest = [case for case in every if case not in most]
   masked, layers = "compiled masked", "layers"
   measured = {

@@ -19,13 +19,13 @@ from benchmarks import measuring
 from benchmarks.gpu import placement, training_graph
 from common import settings
 from common.tensorflow_v1 import tf
+from config import execution
 from config.pretraining import PretrainingConfig
 from gradients import distributed
 from records import record_shape
-from xla_patches import jit
 
 FLAGS = tf.flags.FLAGS
-MODES = [mode for mode in jit.MODES if mode != "auto"]
+MODES = [mode for mode in execution.MODES if mode != "auto"]
 
 
 def count(config, comm) -> dict:

@@ -28,6 +28,7 @@ from common import settings
 from common.tensorflow_v1 import tf
 from config.pretraining import PretrainingConfig
 from gradients import distributed
+from model import model_flops
 from records import record_order
 from training import plans, train_loop
 
@@ -131,7 +132,9 @@ class Steps:
     self._reading = ReadingStep(config, comm)
     self._fixed()
     self._reading()
-    matmuls = config.matmuls(self._fixed.plan.micro_batch, self._fixed.shape)
+    matmuls = model_flops.of_run(
+      config, self._fixed.plan.micro_batch, self._fixed.shape
+    )
     self._rate = MatmulRate(matmuls, distributed.session_config(comm))
     self._fixed_seconds, self._read_seconds, self._rates = [], [], []
 

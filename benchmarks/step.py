@@ -172,7 +172,9 @@ class Measurement:
     config = step.config
     micro_batches = step.plan.ranks * step.plan.accumulation
     masked = round(self.first["sums"]["masked_lm_weight"] / micro_batches)
-    matmuls = config.matmuls(step.plan.micro_batch, step.shape, masked)
+    matmuls = model_flops.of_run(
+      config, step.plan.micro_batch, step.shape, masked
+    )
     self.rate = MatmulRate(matmuls, distributed.session_config(step.comm))
     self.rate()
     self.seconds, self.rates = [], []

@@ -17,8 +17,9 @@ from common import input_files, json_files, stores
 from common.errors import DataError, UserError
 from common.files import file_sha256
 from common.model_files import CONFIG_FILE, RUN_FILE, TASK_FILE
-from model import bert_config, huggingface_config
-from model.bert_config import BertConfig
+from config import bert_config
+from config.bert_config import BertConfig
+from model import huggingface_config
 from model.tasks import CLASSIFIER, FINETUNED, PRETRAINING
 from records import data_set, record_report
 

@@ -19,11 +19,10 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import mixed_precision
 from common import json_files
 from common.errors import UserError
 from common.settings import settings_of
-from gradients import lr_schedule
+from config import lr_schedule, precision
 
 OPTIMIZER_TYPES = {"Adam": "adamw", "AdamW": "adamw", "Lamb": "lamb"}
 
@@ -164,12 +163,12 @@ def _meaningless(values: dict, given: dict) -> list[str]:
 
   flags = []
   if overruled("precision", "precision_policy", "fp16_allreduce"):
-    policy = mixed_precision.make_policy(
+    types = precision.types_of_parts(
       given.get("precision", values.get("precision")) or "fp32",
       given.get("precision_policy") or (),
     )
-    if not (policy.uses_fp16 or given.get("fp16_allreduce")):
-      fields = dataclasses.fields(mixed_precision.LossScaleConfig)
+    if not ("fp16" in types.values() or given.get("fp16_allreduce")):
+      fields = dataclasses.fields(precision.LossScaleConfig)
       flags += [field.name for field in fields]
   if overruled("lr_schedule"):
     flags.append("lr_power")

@@ -3,21 +3,23 @@
 import contextlib
 import copy
 import dataclasses
-import os
 from typing import Any, ClassVar, Self
 
-import mixed_precision
-import modeling
 from common import settings
 from common.errors import UserError
 from common.settings import in_group, setting
-from config import deepspeed_json, stages, training_plan
-from gradients import exchange_config, optimizers
-from gradients.lr_schedule import LR_SCALINGS, SCHEDULES, Schedule, scale_peak
-from model import encoder, model_flops
-from model.bert_config import PRESETS
-from records import data_set, masking, record_order, record_shape
-from xla_patches import jit
+from config import (
+  deepspeed_json,
+  exchange_config,
+  execution,
+  optimizers,
+  stages,
+  training_plan,
+)
+from config.bert_config import BertConfig, read_bert
+from config.lr_schedule import LR_SCALINGS, SCHEDULES, Schedule, scale_peak
+from config.precision import PARTS, TYPES, LossScaleConfig, types_of_parts
+from records import data_set, masking, record_order
 
 _task, _data, _model = map(in_group, ("What to do", "Data", "Model"))
 _batch = in_group("Batches and steps")
@@ -25,22 +27,6 @@ _rate = in_group("Learning rate and optimizer")
 _precision = in_group("Precision and compilation")
 _ranks = in_group("Ranks and gradients")
 _report, _eval = map(in_group, ("Checkpoints and reports", "Evaluation"))
-
-
-def is_preset(name: str | None) -> bool:
-  """Whether a --bert_config_file is a preset's name, and no file's."""
-  return name in PRESETS and not os.path.isfile(name)
-
-
-def read_bert(path: str) -> modeling.BertConfig:
-  """The BERT config of a file, or of a preset with its file's vocab_size."""
-  path = PRESETS[path] if is_preset(path) else path
-  try:
-    return modeling.BertConfig.from_json_file(path)
-  except ValueError as e:
-    presets = f"; or a preset: {', '.join(PRESETS)}"
-    known = "" if os.path.exists(path) else presets
-    raise UserError(f"--bert_config_file: {e}{known}") from e
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,7 +45,7 @@ class RunConfig:
   do_eval: bool = _task(False,
     "Evaluate the model: at the end, and while training as --eval_every_steps "
     "says. Fine-tuning evaluates its best checkpoint at the end.")
-  bert: modeling.BertConfig = _model(None,
+  bert: BertConfig = _model(None,
     "JSON file with the BERT config, with google/bert's keys and those of "
     "later encoders; or tiny, mini, base, large, modern_tiny, ..., the models "
     "of configs/, unless a file has that name. These get the size of the "
@@ -89,7 +75,7 @@ class RunConfig:
     low=0, json="optimizer.params.lr")
   lr_schedule: str = _rate("linear",
     "How the learning rate rises to the peak and falls; "
-    "gradients/lr_schedule.py has the formulas.",
+    "config/lr_schedule.py has the formulas.",
     choices=SCHEDULES)
   lr_scaling: str = _rate("none",
     "Factor on the peak learning rate: 1 (none), the square root of the number "
@@ -123,11 +109,11 @@ class RunConfig:
   optimizer: optimizers.OptimizerConfig = _rate()
   precision: str = _precision("fp32",
     "Type of the matrix multiplications. Variables, softmax, GELU, layer norm, "
-    "losses and the optimizer stay float32.", choices=mixed_precision.TYPES)
+    "losses and the optimizer stay float32.", choices=TYPES)
   precision_policy: tuple = _precision((),
     "Types of parts of the network that differ from --precision, as "
-    f"part=type,... The parts are {', '.join(mixed_precision.PARTS)}; the "
-    f"types are {', '.join(mixed_precision.TYPES)}.")
+    f"part=type,... The parts are {', '.join(PARTS)}; the "
+    f"types are {', '.join(TYPES)}.")
   tf32: bool = _precision(True,
     "Let GPUs multiply float32 matrices as TensorFloat-32, with 10 of 23 bits "
     "of mantissa. --notf32 multiplies them as float32.")
@@ -139,11 +125,11 @@ class RunConfig:
     "What XLA compiles. off: nothing. auto: what TensorFlow clusters. layers: "
     "the work of a layer between its matrix multiplications, and the update. "
     "step: the forward and backward pass as one program, and the update.",
-    choices=jit.MODES)
+    choices=execution.MODES)
   recompute: tuple = _precision((),
     "Results that the backward pass computes again instead of keeping them in "
-    "memory. Empty: none.", choices=encoder.RECOMPUTE)
-  loss_scale: mixed_precision.LossScaleConfig = _precision()
+    "memory. Empty: none.", choices=execution.RECOMPUTE)
+  loss_scale: LossScaleConfig = _precision()
   allreduce: exchange_config.AllreduceConfig = _ranks()
   commit_every_steps: int = _ranks(10,
     "Updates between two copies of the state in the memory of each rank, under "
@@ -224,7 +210,7 @@ class RunConfig:
         f"--lr_schedule={self.lr_schedule}"
       )
     if self.xla != "off":
-      jit.check_gpus()
+      execution.check_gpus()
     # Only for its errors.
     Schedule(0.0, 1, 0, self.lr_schedule, self.lr_power, self.lr_decay_rate)
     self.loss_scale.check(self.uses_fp16)
@@ -265,13 +251,10 @@ class RunConfig:
     return {**dataclasses.asdict(self), "bert": self.bert.to_dict()}
 
   @property
-  def policy(self) -> mixed_precision.Policy:
-    return mixed_precision.make_policy(self.precision, self.precision_policy)
-
-  @property
   def uses_fp16(self) -> bool:
     """Whether a gradient is float16 somewhere: it needs a loss scale."""
-    return self.policy.uses_fp16 or self.allreduce.fp16_allreduce
+    types = types_of_parts(self.precision, self.precision_policy)
+    return "fp16" in types.values() or self.allreduce.fp16_allreduce
 
   @property
   def profile(self) -> tuple[int, int] | None:
@@ -440,7 +423,7 @@ class PretrainingConfig(RunConfig):
       self._check_tensor_parallel(f"--tensor_parallel={self.tensor_parallel}")
 
   @property
-  def stage_bert(self) -> modeling.BertConfig:
+  def stage_bert(self) -> BertConfig:
     """`bert` with the stage's rotary positions; the run folder keeps `bert`."""
     bert = copy.copy(self.bert)
     if self.global_rope_theta is not None:
@@ -448,7 +431,7 @@ class PretrainingConfig(RunConfig):
     return bert
 
   @property
-  def trained_bert(self) -> modeling.BertConfig:
+  def trained_bert(self) -> BertConfig:
     """`stage_bert` with the dropout of this training."""
     return self.stage_bert.with_dropout(
       self.hidden_dropout_prob, self.attention_probs_dropout_prob
@@ -563,19 +546,6 @@ class PretrainingConfig(RunConfig):
         value = training_plan.rounded_up(steps[name] / divisor)
         flags.append(f"--{name}={value}")
     return flags
-
-  def matmuls(
-    self, rows: int, shape: record_shape.RecordShape, masked: int | None = None
-  ) -> list:
-    """`model_flops.pretraining` of training on `rows` records of `shape`.
-
-    With `masked` tokens to predict; None: as many as there is room for.
-    """
-    if self.xla not in jit.VARIED:
-      masked = None  # all places have logits
-    return model_flops.pretraining(
-      self.bert, self.policy, rows, shape, self.sampled_softmax, masked
-    )
 
 
 def _check_needs(flag: str, needs: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 import input_pipeline
+import mixed_precision
 import optimization
 import tokenization
 from checkpoints import checkpointing, description, metrics
@@ -180,8 +181,9 @@ class FinetuningTask:
   def matmuls(self, rows: int, source) -> list:
     """The `model_flops.Matmul`s of training on `rows` rows of `source`."""
     config = self.config
+    policy = mixed_precision.policy_of(config)
     return model_flops.finetuning(
-      config.bert, config.policy, config.kind, self.outputs, rows, source
+      config.bert, policy, config.kind, self.outputs, rows, source
     )
 
   def results(self, source, outputs: dict) -> dict:
@@ -286,7 +288,9 @@ def training_step(
   task: FinetuningTask, config, micro, state, plan, comm
 ) -> optimization.TrainOps:
   """Builds an update; see `training_step` of run_pretraining.py."""
-  loss_scale = config.loss_scale.make(config.uses_fp16)
+  loss_scale = mixed_precision.make_loss_scale(
+    config.loss_scale, config.uses_fp16
+  )
   dropout_seed = training_run.dropout_seed(config, plan, comm, micro)
   weights = comm.data_parallel.allreduce(micro.weights, name="global_counts")
 

@@ -34,7 +34,7 @@ def encode(batch, config, is_training: bool, dropout_seed=None, **parts):
     batch.segment_ids,
     scope="bert",
     dropout_seed=dropout_seed,
-    policy=config.policy,
+    policy=mixed_precision.policy_of(config),
     recompute=config.recompute if is_training else (),
     examples_per_sequence=batch.weights.shape[1],
     **parts,
@@ -43,11 +43,12 @@ def encode(batch, config, is_training: bool, dropout_seed=None, **parts):
 
 def _logits(head: Head, output, labels: int, config, is_training, dropout_seed):
   """`label_logits` of an output [..., H], after the head's dropout."""
-  features = modeling.head_features(output, config.bert, config.policy)
+  policy = mixed_precision.policy_of(config)
+  features = modeling.head_features(output, config.bert, policy)
   rate = config.bert.hidden_dropout_prob if is_training else 0.0
   seed = encoder.head_dropout_seed(dropout_seed)
   features = layers.dropout(features, rate, seed)
-  return label_logits(head, features, labels, config.bert, config.policy)
+  return label_logits(head, features, labels, config.bert, policy)
 
 
 def _variables(head: Head, outputs: int, bert_config):
@@ -88,8 +89,9 @@ def classification(
     losses = tf.square(logits[:, 0] - targets)
     correct = None
   else:
+    dtype = mixed_precision.policy_of(config).losses
     losses, correct = tf.unstack(
-      kernels.cross_entropy(matmul, bias, targets, dtype=config.policy.losses)
+      kernels.cross_entropy(matmul, bias, targets, dtype=dtype)
     )
     correct = tf.reshape(correct, shape)
   return HeadOutput(
@@ -122,8 +124,9 @@ def span(batch, config, is_training: bool, dropout_seed=None) -> HeadOutput:
   """
   model = encode(batch, config, is_training, dropout_seed, with_pooler=False)
   sequence = model.get_sequence_output()
-  features = modeling.head_features(sequence, config.bert, config.policy)
-  logits = span_logits(features, config.bert, config.policy)
+  policy = mixed_precision.policy_of(config)
+  features = modeling.head_features(sequence, config.bert, policy)
+  logits = span_logits(features, config.bert, policy)
   _, slots = layers.get_shape_list(batch.weights)
   numbers = tf.range(1, slots + 1, dtype=batch.input_mask.dtype)
   own = tf.equal(batch.input_mask[:, None, :], numbers[:, None])  # [B, E, S]
@@ -155,8 +158,9 @@ def tokens(
   matmul, bias = _logits(tasks.TOKENS, sequence, labels, *settings)
   rows, length = layers.get_shape_list(batch.targets)
   targets = tf.reshape(batch.targets, [-1])
+  dtype = mixed_precision.policy_of(config).losses
   both = kernels.cross_entropy(  # [2, B * S]: losses, and what is right
-    matmul, bias, tf.maximum(targets, 0), dtype=config.policy.losses
+    matmul, bias, tf.maximum(targets, 0), dtype=dtype
   )
   both *= tf.cast(targets > NO_LABEL, tf.float32)
   of_rows = tf.transpose(tf.reshape(both, [2, rows, length]), [1, 0, 2])

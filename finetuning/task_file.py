@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from checkpoints import checkpoint_files, description, run_folder
 from common.errors import UserError
-from model.bert_config import BertConfig
+from config.bert_config import BertConfig
 from model.tasks import PRETRAINING
 from records import tokenizer_files
 

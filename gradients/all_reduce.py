@@ -9,6 +9,7 @@ import itertools
 import numpy as np
 
 from common.tensorflow_v1 import tf
+from config import execution
 from gradients import moments
 from model import tensor_parallel
 from xla_patches import jit
@@ -16,8 +17,8 @@ from xla_patches import jit
 
 def half_squares(gradients) -> tf.Tensor:
   """float [n]: half the sum of squares of each gradient."""
-  if jit.saves_launches(jit.UPDATE):
-    return jit.compiled(_half_squares, jit.UPDATE)(*gradients)
+  if jit.saves_launches(execution.UPDATE):
+    return jit.compiled(_half_squares, execution.UPDATE)(*gradients)
   return tf.stack([tf.nn.l2_loss(gradient) for gradient in gradients])
 
 
@@ -100,7 +101,7 @@ class AllReduce:
         rows += [tf.reshape(ratio, [-1]) for ratio in optimizer.trust_ratios]
         return tf.concat(rows, axis=0) if len(rows) > 1 else rows[0]
 
-    ratios, modes = 0, jit.UPDATE
+    ratios, modes = 0, execution.UPDATE
     if optimizer.has_trust_ratios:
       ratios = len(tf.trainable_variables())
       if self.layout.norm_communicates:

@@ -3,6 +3,7 @@
 import numpy as np
 
 from common.tensorflow_v1 import tf
+from config import execution
 from gradients import moments
 from xla_patches import jit
 
@@ -32,7 +33,7 @@ class LAMBOptimizer(moments.MomentOptimizer):
     weights = tf.convert_to_tensor(variable)
     direction = self._direction
     if layout.norm_communicates:  # else all of the update is one program
-      direction = jit.compiled(direction, jit.UPDATE)
+      direction = jit.compiled(direction, execution.UPDATE)
     update, *new_slots = direction(
       gradient, weights, *slots, *corrections, decay
     )

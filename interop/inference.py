@@ -30,10 +30,10 @@ from common.errors import UserError, reason
 from common.files import new_folder
 from common.model_files import CONFIG_FILE
 from common.tensorflow_v1 import tf
+from config.bert_config import BertConfig
 from finetuning import heads
 from interop.model_source import EXTRA_FOLDER, Source
 from model import tasks, weights
-from model.bert_config import BertConfig
 from xla_patches import jit
 
 INPUTS = ("input_ids", "input_mask", "segment_ids")

@@ -16,8 +16,7 @@ from checkpoints.metrics import BEST_BY, BestBy, best_evaluation
 from common.errors import UserError
 from common.model_files import TASK_FILE
 from common.settings import setting
-from config.pretraining import is_preset, read_bert
-from model.bert_config import BertConfig
+from config.bert_config import BertConfig, is_preset, read_bert
 from model.tasks import PRETRAINING, SQUAD
 from records import record_report, tokenizer_files
 from tokenization import HuggingFaceEncoder, WordPieceEncoder

@@ -11,11 +11,11 @@ from common import input_files, settings
 from common.errors import UserError
 from common.files import file_sha256
 from config import stages
-from config.pretraining import PretrainingConfig, is_preset, read_bert
+from config.bert_config import BertConfig, is_preset, read_bert
+from config.pretraining import PretrainingConfig
 from finetuning import finetune, task_file
 from interop import model_source
 from interop.model_source import NOTHING_GIVEN, Given
-from model.bert_config import BertConfig
 from records import data_set, tokenizer_files
 from training import training_run
 

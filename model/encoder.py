@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import mixed_precision
 from common.tensorflow_v1 import tf
+from config.bert_config import BertConfig
 from model import kernels, weights
 from model.attention import Span, attention, mask_bias
-from model.bert_config import BertConfig
 from model.layers import (
   BERTS_NORM,
   Norm,
@@ -40,7 +40,6 @@ from xla_patches import jit
 # What the backward pass can compute again instead of keeping it: the
 # activation's result (I numbers for each token), the scores and probabilities
 # of attention (2 N S), a post layer norm's arguments (2 H), or a whole layer.
-RECOMPUTE = ("gelu", "attention", "layer_norm", "layer")
 
 # The numbers of the model's dropout call sites, see `dropout_site_seed`.
 _EMBEDDING_SITE = 0
@@ -169,7 +168,7 @@ class LayerConfig:
 
   bert: BertConfig
   policy: mixed_precision.Policy = mixed_precision.FP32
-  recompute: tuple = ()  # names of `RECOMPUTE`
+  recompute: tuple = ()  # names of `execution.RECOMPUTE`
   slices: Slices = WHOLE
 
   @property

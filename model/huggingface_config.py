@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from common import json_files
 from common.errors import DataError, UserError
-from model.bert_config import BertConfig
+from config.bert_config import BertConfig
 from model.huggingface_types import TYPES, ModelType, nearest
 from model.tasks import HEADS, LABELS, TOKENS, Head
 from model.weights import Weight

@@ -10,9 +10,9 @@ import reprlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from config.bert_config import BertConfig
 from model import tasks
 from model import weights as w
-from model.bert_config import BertConfig
 from model.tasks import LABELS, MASKED_LM, NEXT_SENTENCE, QUESTIONS, Head
 
 _WORDS = "bert/embeddings/word_embeddings"

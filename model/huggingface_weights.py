@@ -18,8 +18,8 @@ import safetensors.numpy
 
 from common import input_files, json_files
 from common.errors import DataError
+from config.bert_config import BertConfig
 from model import weights as w
-from model.bert_config import BertConfig
 from model.huggingface_config import CONFIG_FILE, ReadConfig
 from model.huggingface_types import nearest
 from model.weights import Weight

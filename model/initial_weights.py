@@ -27,7 +27,7 @@ import numpy as np
 from scipy import sparse
 
 from common import console
-from model.bert_config import BertConfig
+from config.bert_config import BertConfig
 from model.weights import embedding_tables
 from records import cooccurrences, unigrams
 

@@ -12,6 +12,7 @@ import inspect
 import math
 
 from common.tensorflow_v1 import tf
+from config import execution
 from xla_patches import jit
 
 # gelu(x) = x * sigmoid(x * (A + B * x^2)), which equals the tanh form of
@@ -58,7 +59,7 @@ class Kernel:
   def __init__(self, forward, compile=True):
     functools.update_wrapper(self, forward)
     self._forward = forward
-    self._modes = jit.KERNELS if compile else ()
+    self._modes = execution.KERNELS if compile else ()
 
   def gradient(self, backward):
     self._backward = backward
@@ -374,7 +375,7 @@ def _joined(groups: list) -> list:
     sizes=tuple(len(group) for group, _ in groups),
     dtypes=tuple(dtype for _, dtype in groups),
   )
-  modes = jit.KERNELS if jit.saves_launches() else ()
+  modes = execution.KERNELS if jit.saves_launches() else ()
   found = jit.compiled(_join, modes, **static)(*tensors)
 
   def gradient(op, *d_tensors):

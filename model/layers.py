@@ -7,8 +7,8 @@ import numpy as np
 
 import mixed_precision
 from common.tensorflow_v1 import tf
+from config.bert_config import ACTIVATION_NAMES
 from model import kernels
-from model.bert_config import ACTIVATION_NAMES
 from model.tensor_parallel import WHOLE
 from xla_patches import jit
 

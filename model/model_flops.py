@@ -12,7 +12,9 @@ between matmuls, the optimizer and what --recompute computes again do not count.
 import collections
 from typing import NamedTuple
 
+import mixed_precision
 from common.tensorflow_v1 import tf
+from config import execution
 from model import attention
 from model.tasks import BY_KIND, SQUAD
 from model.weights import dense_layers
@@ -142,3 +144,16 @@ def pretraining(
   if shape.next_sentence:
     found += pooled(bert, policy, rows, shape.max_seq_length, firsts, 2)
   return found
+
+
+def of_run(config, rows: int, shape, masked: int | None = None) -> list:
+  """`pretraining` of a `PretrainingConfig` on `rows` records of `shape`.
+
+  With `masked` tokens to predict; None: as many as there is room for.
+  """
+  if config.xla not in execution.VARIED:
+    masked = None  # all positions have logits
+  policy = mixed_precision.policy_of(config)
+  return pretraining(
+    config.bert, policy, rows, shape, config.sampled_softmax, masked
+  )

@@ -8,8 +8,8 @@ An encoder's dense layers are `dense_layers`, which the encoder makes and
 from collections.abc import Collection
 from typing import NamedTuple
 
+from config.bert_config import BertConfig
 from model import tasks
-from model.bert_config import BertConfig
 
 ENCODER, POOLER = "encoder", "pooler"
 # The masked LM head's dense layer and norm, where other heads read them, too.

@@ -33,9 +33,9 @@ from absl import flags
 import mixed_precision
 from benchmarks.network import slow_network
 from common import errors
+from config.bert_config import BertConfig
 from gradients import power_sgd
 from model import model_flops, weights
-from model.bert_config import BertConfig
 from records import record_shape
 from research import published_scaling
 

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-import mixed_precision
 import tokenization
 from checkpoints import description
 from common import input_files, json_files
@@ -25,6 +24,7 @@ from common.console import Progress, say
 from common.errors import DataError, UserError
 from common.settings import in_group, run_with, setting
 from common.tensorflow_v1 import tf
+from config.precision import TYPES
 from gradients import distributed
 from interop import inference, minimal_pairs, model_source, pseudo_likelihood
 from records import data_set, tfrecord, unigrams
@@ -58,7 +58,7 @@ class Settings:
   precision: str = _scores("fp32",
     "Type of the matrix multiplications of a model that is not exported. bf16 "
     "is faster on CPUs with AVX512-BF16.",
-    choices=mixed_precision.TYPES)
+    choices=TYPES)
   given: model_source.Given = setting(
     model_source.NOTHING_GIVEN, group="Parts of the model")
   # fmt: on

@@ -26,8 +26,8 @@ from common.console import counted, shown, tell
 from common.errors import UserError
 from common.nvidia import visible_gpus
 from common.settings import run_with, setting
+from config.bert_config import PRESETS, BertConfig
 from corpus import text_files
-from model.bert_config import PRESETS, BertConfig
 from records import data_set
 from tokenization import MASK
 from tools import plot_metrics

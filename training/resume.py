@@ -9,7 +9,7 @@ from checkpoints.restore import of_encoder
 from common.console import say, tell
 from common.errors import UserError
 from common.tensorflow_v1 import tf
-from gradients.lr_schedule import scale_peak
+from config.lr_schedule import scale_peak
 from records import record_order
 
 

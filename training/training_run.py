@@ -61,7 +61,7 @@ def start(
 
 def precision_line(config, on_gpu: bool) -> str:
   """The types of the parts of the network, and how a GPU computes them."""
-  parts = [f"precision: {config.policy.describe()}"]
+  parts = [f"precision: {mixed_precision.policy_of(config).describe()}"]
   if on_gpu:
     way = "TensorFloat-32 (--notf32: float32)" if config.tf32 else "float32"
     parts.append(f"what is float32 is multiplied as {way}")
@@ -201,7 +201,7 @@ def _plan_lines(job: train_loop.Job, config, comm) -> Iterator[str]:
       yield f"or {job.task.budget.seconds / 60:g} minutes, if less"
   on_gpu = bool(tf.config.list_physical_devices("GPU"))
   lines = []
-  if on_gpu or config.policy != mixed_precision.FP32:
+  if on_gpu or mixed_precision.policy_of(config) != mixed_precision.FP32:
     lines.append(precision_line(config, on_gpu))
   if on_gpu and comm.size > comm.local_size:
     lines.append(nvidia.network_line())

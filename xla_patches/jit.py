@@ -17,19 +17,8 @@ import contextvars
 import functools
 
 from common.console import say
-from common.errors import UserError
-from common.nvidia import visible_gpus
 from common.tensorflow_v1 import tf
-
-MODES = ("off", "auto", "layers", "step")
-KERNELS = ("layers",)  # those that compile kernels one by one
-UPDATE = ("layers", "step")  # those that compile the update
-# Those whose shapes may vary: large programs would compile for each again.
-VARIED = ("off", "layers")
-
-# For Blackwell XLA of TensorFlow 2.21 writes PTX of a version that does not
-# know it: https://github.com/tensorflow/tensorflow/issues/111958
-_BLACKWELL = 10  # its major compute capability
+from config.execution import KERNELS, VARIED
 
 # The mode, the graph's programs, and whether shapes may vary between updates.
 _current = contextvars.ContextVar("xla", default=("off", {}, True))
@@ -76,21 +65,6 @@ def _variables_of(graph):
 def on_gpu() -> bool:
   """Whether this process computes on a GPU."""
   return bool(tf.config.list_physical_devices("GPU"))
-
-
-@functools.cache  # nvidia-smi is slow, and each stage has a config
-def check_gpus() -> None:
-  """UserError if there is a GPU that XLA does not compile for.
-
-  Flags are checked before TensorFlow is loaded.
-  """
-  for gpu in visible_gpus("name,compute_cap"):
-    name, _, capability = gpu.rpartition(", ")
-    if int(capability.split(".")[0]) >= _BLACKWELL:
-      raise UserError(
-        "--xla compiles for GPUs of compute capability up to 9.x (Hopper), and "
-        f"{name} has {capability}: give --xla=off"
-      )
 
 
 def saves_launches(modes=KERNELS) -> bool:

@@ -169,7 +169,7 @@ def export(config: PretrainingConfig) -> tuple[bytes, dict]:
   # The loss, then each variable that the step writes.
   results = [None]
   results += [len(batch) + i for i, written in enumerate(is_written) if written]
-  matmuls = config.matmuls(plan.micro_batch, shape)
+  matmuls = model_flops.of_run(config, plan.micro_batch, shape)
   return without_copies(module), {
     "results": results,
     "bert_config": os.path.basename(FLAGS.bert_config_file),

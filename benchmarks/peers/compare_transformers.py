@@ -22,9 +22,8 @@ import tempfile
 from benchmarks import measuring
 from benchmarks.peers import turns
 from common import json_files
-from config.pretraining import read_bert
+from config.bert_config import BertConfig, read_bert
 from model import huggingface_config, tasks
-from model.bert_config import BertConfig
 
 UPDATES_PER_ROUND = 2
 

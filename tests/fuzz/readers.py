@@ -18,6 +18,7 @@ from absl import flags
 from backports import zstd
 from hypothesis import strategies as st
 
+import mixed_precision
 import tokenization
 from common import json_files, settings
 from corpus import text_files
@@ -331,7 +332,7 @@ def training_flags(folder):
     )
     updates = np.linspace(0, plan.updates - 1, 5).astype(np.int64)
     rates = np.float32(config.planned_schedule(plan)(np.unique(updates)))
-    config.policy.describe()
+    mixed_precision.policy_of(config).describe()
     record_shape.of_run("", config)
     return config, rates
 

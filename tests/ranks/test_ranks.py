@@ -11,7 +11,7 @@ import pytest
 import runs
 from samples import NO_DROPOUT, write_config, write_packed, write_records
 
-from gradients import exchange_config
+from config import exchange_config
 from records import data_set, tfrecord
 
 

@@ -12,8 +12,8 @@ import convert_checkpoint
 from checkpoints import checkpoint_files
 from common.errors import UserError
 from common.tensorflow_v1 import tf
+from config.bert_config import BertConfig
 from model import huggingface_weights, weights
-from model.bert_config import BertConfig
 
 PRETRAINING = (
   weights.ENCODER, weights.POOLER, weights.MASKED_LM, weights.NEXT_SENTENCE,

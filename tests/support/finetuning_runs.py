@@ -7,14 +7,14 @@ import shutil
 import numpy as np
 import samples
 from absl import flags
+from config.optimizers import OptimizerConfig
 
 import modeling
 from common import settings
+from config.exchange_config import AllreduceConfig
+from config.precision import LossScaleConfig
 from finetuning import classification, finetune, ner, squad
 from gradients.distributed import Comm
-from gradients.exchange_config import AllreduceConfig
-from gradients.optimizers import OptimizerConfig
-from mixed_precision import LossScaleConfig
 
 WORDS = [f"w{i}" for i in range(10)]
 

@@ -32,11 +32,12 @@ BIN = os.path.dirname(sys.executable)
 
 def config(tiny_run, output_dir, **changes):
   """A small training run's config: 20 updates of 24 examples, no dropout."""
+  from config.optimizers import OptimizerConfig
+
   import modeling
+  from config.exchange_config import AllreduceConfig
+  from config.precision import LossScaleConfig
   from config.pretraining import PretrainingConfig
-  from gradients.exchange_config import AllreduceConfig
-  from gradients.optimizers import OptimizerConfig
-  from mixed_precision import LossScaleConfig
 
   config_file, files = tiny_run
   bert = modeling.BertConfig.from_json_file(config_file)

@@ -18,12 +18,12 @@ LAYERS = (
   {"workers"},
   {"corpus"},
   {"records"},
+  {"config"},
   {"xla_patches", "mixed_precision"},
   {"model"},
   {"modeling"},
   {"gradients"},
   {"optimization"},
-  {"config"},
   {"checkpoints"},
   {"input_pipeline"},
   {"training"},
@@ -193,7 +193,7 @@ def test_every_module_says_what_it_is():
 
 # Lines of the product, blank ones and docstrings too. What adds lines takes
 # others away; raise this only by what was agreed to for a feature.
-CEILING = 29_750
+CEILING = 29_800
 # Of these lines, those that only refuse something.
 GUARD_SHARE = 0.0653
 LONGEST_FUNCTION = 60

@@ -27,12 +27,12 @@ from checkpoints.checkpoint_files import CheckpointError
 from common import json_files
 from common.errors import DataError, UserError
 from common.tensorflow_v1 import tf
-from config import deepspeed_json
+from config import bert_config, deepspeed_json
 from config.pretraining import PretrainingConfig
 from corpus import text_files
 from finetuning import squad
 from gradients.distributed import Comm
-from model import bert_config, huggingface_config
+from model import huggingface_config
 from records import creation, data_set, record_shape
 from tools import prepare_corpus, train_tokenizer
 

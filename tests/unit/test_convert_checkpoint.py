@@ -43,11 +43,11 @@ import convert_checkpoint
 from checkpoints import checkpoint_files
 from common import files
 from common.errors import UserError
+from config.bert_config import BertConfig
 from convert_checkpoint import Settings
 from interop import inference, model_source, predictions
 from interop.predictions import Input
 from model import huggingface_config, weights
-from model.bert_config import BertConfig
 from model.weights import (
   CLASSIFIER,
   ENCODER,

@@ -9,11 +9,10 @@ import pytest
 import runs
 from samples import write_config
 
-import mixed_precision
 from common.errors import UserError
+from config import lr_schedule, precision
 from config.deepspeed_json import flags_of as flags_of_settings
 from config.pretraining import PretrainingConfig
-from gradients import lr_schedule
 
 flags_of = functools.partial(flags_of_settings, PretrainingConfig)
 RECIPES = os.path.join(runs.ROOT, "configs", "large_batch_phase{}.json")
@@ -176,7 +175,7 @@ def test_text_that_cannot_be(tmp_path, text, words):
     ({"precision": "fp32", "fp16_allreduce": True}, "precision", {}),
     ({"precision": "bf16", "precision_policy": ["gelu=fp16"]}, "precision", {}),
     (
-      {"precision_policy": [f"{p}=bf16" for p in mixed_precision.PARTS]},
+      {"precision_policy": [f"{p}=bf16" for p in precision.PARTS]},
       "loss_scale min_loss_scale", {},
     ),
     ({"lr_schedule": "cosine"}, "lr_schedule lr_power", {}),

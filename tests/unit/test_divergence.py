@@ -13,8 +13,8 @@ from checkpoints.metrics import read_jsonl
 from checkpoints.snapshot import Snapshot
 from common.tensorflow_v1 import tf
 from config import training_plan
+from config.precision import LossScaleConfig
 from gradients import distributed
-from mixed_precision import LossScaleConfig
 from records import record_order
 from training import divergence, signals
 

@@ -26,6 +26,7 @@ from tiny_models import (
 import mixed_precision
 import modeling
 from common.tensorflow_v1 import tf
+from config import execution
 from finetuning import heads
 from finetuning.packed import FinetuningBatch
 from model import attention, encoder, weights
@@ -178,7 +179,7 @@ def test_heads_read_what_the_config_pools(keys, is_packed):
     tf.ones([B, examples]),
   )
   config = types.SimpleNamespace(
-    bert=bert, policy=mixed_precision.FP32, recompute=()
+    bert=bert, precision="fp32", precision_policy=(), recompute=()
   )
   model = heads.encode(rows, config, False)
   with tf.variable_scope("", reuse=tf.AUTO_REUSE):
@@ -275,20 +276,20 @@ def test_programs_give_what_operations_give(monkeypatch, name, mode, gpus):
     assert more["MatMul"] == -2 - len(gpus) * 3 * (2 + 1)
 
 
-PARTS = [[part] for part in encoder.RECOMPUTE]
+PARTS = [[part] for part in execution.RECOMPUTE]
 
 
 @pytest.mark.parametrize(
   "name, recompute, mode",
   [
-    *itertools.product(["BERT"], [*PARTS, encoder.RECOMPUTE], ["off"]),
+    *itertools.product(["BERT"], [*PARTS, execution.RECOMPUTE], ["off"]),
     ("BERT, pre", ["layer_norm"], "off"),
     ("BERT, pre", ["layer"], "off"),
-    ("BERT, pre", encoder.RECOMPUTE, "off"),
+    ("BERT, pre", execution.RECOMPUTE, "off"),
     ("BERT, erf", ["gelu"], "off"),
     ("ModernBERT", ["attention"], "off"),
-    ("ModernBERT", encoder.RECOMPUTE, "off"),
-    *slow(BERTS, [*PARTS, encoder.RECOMPUTE], ["layers"]),
+    ("ModernBERT", execution.RECOMPUTE, "off"),
+    *slow(BERTS, [*PARTS, execution.RECOMPUTE], ["layers"]),
     *slow(["BERT, pre"], [["gelu"], ["attention"]], ["off"]),
     *slow(["BERT, erf"], [["gelu"]], ["layers"]),
     *slow(ARCHITECTURES, PARTS, ["off"]),

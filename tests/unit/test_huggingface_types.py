@@ -21,9 +21,9 @@ from samples import TINY
 
 from checkpoints import checkpoint_weights, huggingface_folder
 from common.errors import UserError
+from config.bert_config import BertConfig, model_keys
 from interop import model_source
 from model import huggingface_config, huggingface_types, tasks, weights
-from model.bert_config import BertConfig, model_keys
 
 MODERN = {**TINY, **MODERN_BERT, "classifier_pooling": "mean"}
 MODERN |= {"num_hidden_layers": 4}

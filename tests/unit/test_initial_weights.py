@@ -11,8 +11,8 @@ from scipy import sparse, special
 import input_pipeline
 from common.errors import UserError
 from common.tensorflow_v1 import tf
+from config.bert_config import BertConfig
 from model import attention, initial_weights, kernels
-from model.bert_config import BertConfig
 from records import cooccurrences, tf_example, tfrecord, unigrams
 
 

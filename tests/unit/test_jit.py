@@ -13,6 +13,7 @@ from tiny_models import tiny_config
 import modeling
 import run_pretraining
 from common.tensorflow_v1 import tf
+from config import execution
 from gradients import distributed
 from gradients.distributed import Comm
 from model import encoder
@@ -33,8 +34,8 @@ TOLERANCE = {"fp32": 1e-5, "bf16": 3e-3, "fp16": 1e-3}
     # tests/ranks/lockstep has fp32 with "step".
     ("fp32", ["layers"]),
     pytest.param("fp32", ["auto", "step"], marks=pytest.mark.slow),
-    pytest.param("bf16", ["auto", *jit.UPDATE], marks=pytest.mark.slow),
-    pytest.param("fp16", ["auto", *jit.UPDATE], marks=pytest.mark.slow),
+    pytest.param("bf16", ["auto", *execution.UPDATE], marks=pytest.mark.slow),
+    pytest.param("fp16", ["auto", *execution.UPDATE], marks=pytest.mark.slow),
   ],
   ids=str,
 )

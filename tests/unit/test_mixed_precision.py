@@ -13,11 +13,12 @@ import modeling
 import optimization
 from common.errors import UserError
 from common.tensorflow_v1 import tf
+from config.exchange_config import AllreduceConfig
+from config.optimizers import OptimizerConfig
+from config.precision import PARTS, LossScaleConfig
 from finetuning import heads
 from gradients.distributed import Comm
-from gradients.exchange_config import AllreduceConfig
-from gradients.optimizers import OptimizerConfig
-from mixed_precision import PARTS, DynamicLossScale, LossScaleConfig
+from mixed_precision import DynamicLossScale
 from model import kernels
 from training import training_run
 from xla_patches import jit
@@ -180,7 +181,7 @@ def test_a_policy_describes_itself():
 def test_a_loss_scale_without_fp16_is_an_error():
   bf16 = mixed_precision.make_policy("bf16")
   with pytest.raises(UserError, match="--loss_scale=8.0 is for fp16"):
-    LossScaleConfig(loss_scale=8.0).make(bf16.uses_fp16)
+    LossScaleConfig(loss_scale=8.0).check(bf16.uses_fp16)
   moved = mixed_precision.make_policy("bf16", ["gelu=fp16"])
   LossScaleConfig(loss_scale=8.0).check(moved.uses_fp16)
 
@@ -237,7 +238,7 @@ def test_an_overflow_skips_halves_and_goes_on():
     tf.enable_resource_variables()
     w = tf.get_variable("w", initializer=tf.constant([1.0, 2.0]))
     loss = tf.reduce_sum(tf.cast(tf.cast(w, tf.float16) * 4.0, tf.float32))
-    scale = config.make(policy.uses_fp16)
+    scale = mixed_precision.make_loss_scale(config, policy.uses_fp16)
     ops = optimization.build_train_ops(
       tf.gradients(loss * scale.value, [w]),
       {"loss": loss},

@@ -23,7 +23,8 @@ from tiny_models import (
 
 import modeling
 from common.tensorflow_v1 import tf
-from model import bert_config, encoder, kernels, layers, weights
+from config import bert_config
+from model import encoder, kernels, layers, weights
 from xla_patches import jit
 
 

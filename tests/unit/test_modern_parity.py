@@ -13,9 +13,9 @@ import modeling
 from checkpoints import checkpoint_weights
 from common import json_files
 from common.tensorflow_v1 import tf
+from config.bert_config import BertConfig
 from finetuning import heads
 from model import huggingface_config, huggingface_weights, tasks, weights
-from model.bert_config import BertConfig
 
 # Of the largest number: transformers' float32 is as far from float64.
 TOLERANCE = 2e-6

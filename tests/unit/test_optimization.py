@@ -5,16 +5,16 @@ import functools
 
 import numpy as np
 import pytest
+from config.optimizers import OptimizerConfig
 
 import mixed_precision
 import optimization
 from common.errors import UserError
 from common.tensorflow_v1 import tf
+from config.exchange_config import AllreduceConfig
+from config.precision import LossScaleConfig
 from gradients import all_reduce
 from gradients.distributed import Comm
-from gradients.exchange_config import AllreduceConfig
-from gradients.optimizers import OptimizerConfig
-from mixed_precision import LossScaleConfig
 from xla_patches import jit
 
 SHAPES = {

@@ -8,9 +8,9 @@ import mixed_precision
 import optimization
 from common.errors import UserError
 from common.tensorflow_v1 import tf
+from config.exchange_config import AllreduceConfig
 from gradients import power_sgd
 from gradients.distributed import Comm
-from gradients.exchange_config import AllreduceConfig
 
 SHAPES = {"wide": [12, 40], "tall": [50, 16], "square": [8, 8], "bias": [16]}
 

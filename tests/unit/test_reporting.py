@@ -268,9 +268,11 @@ def test_model_flops_count_the_logits_that_are_computed(tmp_path, mode):
       found = matmul_flops(graph, session)
       masked = session.run(sums.masked_lm_weight)
   assert masked == 48
-  assert found == model_flops.total(config.matmuls(16, shape, int(masked)))
+  assert found == model_flops.total(
+    model_flops.of_run(config, 16, shape, int(masked))
+  )
   if mode == "off":
-    assert found < model_flops.total(config.matmuls(16, shape))
+    assert found < model_flops.total(model_flops.of_run(config, 16, shape))
 
 
 @pytest.mark.parametrize("pooling", ["pooler", "cls", "mean"])
@@ -280,7 +282,7 @@ def test_model_flops_of_finetuning_are_those_of_the_graph(kind, pooling):
   keys = {"hidden_act": "relu", "classifier_pooling": pooling}
   bert = modeling.BertConfig(**TINY, **keys)
   config = types.SimpleNamespace(
-    bert=bert, policy=mixed_precision.FP32, recompute=()
+    bert=bert, precision="fp32", precision_policy=(), recompute=()
   )
   source = types.SimpleNamespace(tokens=32, slots=3)
   config.kind, head, outputs, targets = {

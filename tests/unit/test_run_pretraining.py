@@ -38,8 +38,8 @@ from common import input_files, json_files
 from common.errors import UserError
 from common.files import file_sha256
 from common.tensorflow_v1 import tf
+from config import lr_schedule
 from config.pretraining import PretrainingConfig
-from gradients import lr_schedule
 from gradients.distributed import Comm
 from interop import model_source, run_settings
 from records import data_set, record_order, record_shape, tf_example, tfrecord

@@ -15,7 +15,7 @@ import modeling
 from benchmarks.network import slow_network
 from common import errors
 from common.tensorflow_v1 import tf
-from model.bert_config import BertConfig
+from config.bert_config import BertConfig
 from research import published_scaling, scaling_model
 
 RESULTS = os.path.join(runs.ROOT, "research", "results")

@@ -23,9 +23,9 @@ from common import input_files
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from config import stages, training_plan
+from config.bert_config import BertConfig
 from config.pretraining import PretrainingConfig
 from gradients.distributed import Comm
-from model.bert_config import BertConfig
 from records import masking, record_shape
 from records.masking import MaskConfig
 from training import dry_run, plans, train_loop, training_run

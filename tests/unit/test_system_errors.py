@@ -17,7 +17,7 @@ import tokenization
 from checkpoints import checkpoint_files, run_folder
 from common import errors, json_files
 from common.tensorflow_v1 import tf
-from model import bert_config
+from config import bert_config
 from tools import plot_metrics, prepare_corpus, train_tokenizer
 from training import evaluation
 

@@ -8,8 +8,8 @@ import runs
 
 from common.errors import UserError
 from common.tensorflow_v1 import tf
+from config.exchange_config import AllreduceConfig
 from gradients import distributed
-from gradients.exchange_config import AllreduceConfig
 from model import kernels, tensor_parallel
 from records import masking
 

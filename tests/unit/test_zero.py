@@ -7,8 +7,9 @@ import pytest
 import runs
 
 from common.tensorflow_v1 import tf
-from gradients import moments, optimizers, zero
-from gradients.exchange_config import AllreduceConfig
+from config import optimizers
+from config.exchange_config import AllreduceConfig
+from gradients import moments, zero
 
 SHARED = {"allreduce": AllreduceConfig(zero=1)}
 

@@ -10,15 +10,16 @@ import runs
 from samples import write_packed
 
 import input_pipeline
+import mixed_precision
 import optimization
 import run_pretraining
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from config import stages
+from config.exchange_config import AllreduceConfig
+from config.optimizers import OptimizerConfig
+from config.precision import LossScaleConfig
 from config.pretraining import PretrainingConfig
-from gradients.exchange_config import AllreduceConfig
-from gradients.optimizers import OptimizerConfig
-from mixed_precision import LossScaleConfig
 from records import masking
 from training import reporting
 from training.signals import Budget
@@ -257,7 +258,9 @@ def test_an_overflow_on_one_rank_is_one_decision(comm, capfd, micro_batches):
     w = tf.get_variable("w", initializer=tf.constant([1.0, 2.0]))
     half = tf.cast(w, tf.float16) * tf.cast(x, tf.float16)
     total = tf.reduce_sum(tf.cast(half, tf.float32))
-    scale = LossScaleConfig(initial_loss_scale=2.0**10).make(True)
+    scale = mixed_precision.make_loss_scale(
+      LossScaleConfig(initial_loss_scale=2.0**10), True
+    )
     ops = optimization.build_train_ops(
       tf.gradients(total * scale.value, [w]),
       {"n": tf.reduce_sum(w)},

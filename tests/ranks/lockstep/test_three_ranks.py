@@ -6,8 +6,8 @@ import pytest
 import runs
 from samples import LETTERS, NO_DROPOUT, write_config
 
+from config.exchange_config import AllreduceConfig
 from finetuning import finetune
-from gradients.exchange_config import AllreduceConfig
 
 
 def assert_equal(one, other):

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import functools
 import json
+import os
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -307,3 +308,19 @@ def model_keys() -> list[str]:
 def complete(values: dict) -> dict:
   """`to_dict` or a JSON file with all keys, also those of later encoders."""
   return {**vars(BertConfig(vocab_size=0)), **values}
+
+
+def is_preset(name: str | None) -> bool:
+  """Whether a --bert_config_file is a preset's name, and no file's."""
+  return name in PRESETS and not os.path.isfile(name)
+
+
+def read_bert(path: str) -> BertConfig:
+  """The BERT config of a file, or of a preset with its file's vocab_size."""
+  path = PRESETS[path] if is_preset(path) else path
+  try:
+    return BertConfig.from_json_file(path)
+  except ValueError as e:
+    presets = f"; or a preset: {', '.join(PRESETS)}"
+    known = "" if os.path.exists(path) else presets
+    raise UserError(f"--bert_config_file: {e}{known}") from e
