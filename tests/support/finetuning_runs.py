@@ -7,11 +7,11 @@ import shutil
 import numpy as np
 import samples
 from absl import flags
-from config.optimizers import OptimizerConfig
 
 import modeling
 from common import settings
 from config.exchange_config import AllreduceConfig
+from config.optimizers import OptimizerConfig
 from config.precision import LossScaleConfig
 from finetuning import classification, finetune, ner, squad
 from gradients.distributed import Comm

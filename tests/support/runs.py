@@ -32,10 +32,9 @@ BIN = os.path.dirname(sys.executable)
 
 def config(tiny_run, output_dir, **changes):
   """A small training run's config: 20 updates of 24 examples, no dropout."""
-  from config.optimizers import OptimizerConfig
-
   import modeling
   from config.exchange_config import AllreduceConfig
+  from config.optimizers import OptimizerConfig
   from config.precision import LossScaleConfig
   from config.pretraining import PretrainingConfig
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import runs
 import samples
-from config.optimizers import OptimizerConfig
 
 from checkpoints import checkpoint_files, description, metrics
 from common.errors import UserError
 from common.files import file_sha256
 from common.tensorflow_v1 import tf
+from config.optimizers import OptimizerConfig
 from finetuning import classification, ner, packed, squad, task_file
 from interop import run_settings
 

@@ -5,13 +5,13 @@ import functools
 
 import numpy as np
 import pytest
-from config.optimizers import OptimizerConfig
 
 import mixed_precision
 import optimization
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from config.exchange_config import AllreduceConfig
+from config.optimizers import OptimizerConfig
 from config.precision import LossScaleConfig
 from gradients import all_reduce
 from gradients.distributed import Comm

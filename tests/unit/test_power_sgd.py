@@ -208,19 +208,6 @@ LOW = {"allreduce": AllreduceConfig(powersgd_rank=2)}
 
 
 @pytest.mark.slow
-def test_resumed_equals_never_stopped(tiny_run, tmp_path):
-  whole, parts = tmp_path / "whole", tmp_path / "parts"
-  runs.pretrain(tiny_run, whole, **LOW)
-  runs.pretrain(tiny_run, parts, save_checkpoints_steps=7, **LOW)
-  for name in [*parts.glob("model.ckpt-14*"), *parts.glob("model.ckpt-20*")]:
-    name.unlink()
-  runs.pretrain(tiny_run, parts, **LOW)
-  want, got = runs.weights(whole), runs.weights(parts)
-  assert any(n.endswith(power_sgd.ERROR) and v.any() for n, v in want.items())
-  np.testing.assert_equal(got, want)
-
-
-@pytest.mark.slow
 def test_it_may_begin_and_end_in_the_middle_of_a_run(tiny_run, tmp_path):
   runs.pretrain(tiny_run, tmp_path, save_checkpoints_steps=7)
   exact = runs.metrics(tmp_path)

@@ -129,23 +129,6 @@ GIVEN = dict(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-  "modes",
-  [("off", "step"), pytest.param(("layers", "layers"), marks=pytest.mark.slow)],
-  ids=str,
-)
-def test_micro_batches_and_a_kill_change_nothing(tiny_run, tmp_path, modes):
-  """Nor does it what is compiled, before the kill and after it."""
-  whole, parts = tmp_path / "whole", tmp_path / "parts"
-  runs.pretrain(tiny_run, whole, train_batch_size=12, **GIVEN)
-  with runs.ended_after(3):
-    runs.pretrain(tiny_run, parts, train_batch_size=4, xla=modes[0], **GIVEN)
-  runs.pretrain(tiny_run, parts, train_batch_size=6, xla=modes[1], **GIVEN)
-  for key in ("loss", "grad_norm", "masked_lm_accuracy"):
-    got, want = runs.metrics(parts, key), runs.metrics(whole, key)
-    np.testing.assert_allclose(got, want, rtol=1e-4, err_msg=key)
-
-
 def test_an_update_has_a_sample_of_its_own(tiny_run, tmp_path):
   """Which its micro-batches share."""
   config = runs.config(tiny_run, tmp_path, sampled_softmax=30)

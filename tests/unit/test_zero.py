@@ -129,18 +129,3 @@ def test_equals_the_whole_update(tiny_run, tmp_path, optimizer, xla):
     bound = 1e-5 if "/adam_" in name else 1e-6
     size = 1.0 if "/key/bias" in name else np.linalg.norm(value)
     assert error <= bound * size, name
-
-
-@pytest.mark.slow
-def test_resumed_with_and_without(tiny_run, tmp_path):
-  """Bit for bit with it; and a run without goes on with its checkpoint."""
-  settings = dict(optimizer={"bias_correction": True}, save_checkpoints_steps=7)
-  runs.pretrain(tiny_run, tmp_path, **settings, **SHARED)
-  want = runs.weights(tmp_path)
-  forget(tmp_path, 14, 20)
-  runs.pretrain(tiny_run, tmp_path, **settings, **SHARED)
-  np.testing.assert_equal(runs.weights(tmp_path), want)
-  forget(tmp_path, 14, 20)
-  runs.pretrain(tiny_run, tmp_path, **settings)
-  for name, value in runs.weights(tmp_path).items():
-    np.testing.assert_allclose(value, want[name], rtol=1e-4, atol=1e-6)

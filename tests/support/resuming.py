@@ -1,0 +1,109 @@
+"""Resumed equals never stopped: ways in which a run ends, and the comparison.
+
+A way is a function (tiny_run, folder, settings, comm) that starts a training in
+`folder` which ends before its last update.
+"""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+import runs
+
+from common.tensorflow_v1 import tf
+
+
+def killed_after(update, **changes):
+  """Ends without a word after `update`, perhaps with other settings."""
+
+  def train(tiny_run, folder, settings, comm):
+    with runs.ended_after(update):
+      runs.pretrain(tiny_run, folder, comm, **settings | changes)
+
+  return train
+
+
+def signalled_at(number, vote="own_stop_vote"):
+  """Gets SIGTERM when it feeds its `vote` for the `number`-th time."""
+
+  def train(tiny_run, folder, settings, comm):
+    result = run_with_signal(number, vote, tiny_run, folder, comm, **settings)
+    assert result["training"]["stopped"]
+
+  return train
+
+
+def ended_at(update, **changes):
+  """Was to make only so many updates, perhaps with other settings."""
+
+  def train(tiny_run, folder, settings, comm):
+    shorter = settings | {"num_train_steps": update} | changes
+    runs.pretrain(tiny_run, folder, comm, **shorter)
+
+  return train
+
+
+def lost_after(update):
+  """Ends well, then loses the checkpoints of later updates."""
+
+  def train(tiny_run, folder, settings, comm):
+    runs.pretrain(tiny_run, folder, comm, **settings)
+    forget_after(folder, update)
+
+  return train
+
+
+def run_with_signal(number, vote, tiny_run, folder, comm=None, **settings):
+  """The result of a run that gets SIGTERM as in `signalled_at`."""
+  fed = []
+  original = tf.Session.run
+
+  def run(session, fetches, feeds=None, *more):
+    if feeds and any(vote in str(key) for key in feeds):
+      fed.append(session)
+      if len(fed) == number:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return original(session, fetches, feeds, *more)
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(tf.Session, "run", run)
+    return runs.pretrain(tiny_run, folder, comm, **settings)
+
+
+def forget_after(folder, update):
+  """Removes the checkpoints of all updates after this one."""
+  for path in folder.glob("model.ckpt-*"):
+    if int(path.name.partition("-")[2].partition(".")[0]) > update:
+      path.unlink()
+
+
+def compare(
+  tiny_run, tmp_path, ways, last=None, comm=None, keys=("loss",), **settings
+):
+  """Trains without a stop, and in `ways` one after the other; compares.
+
+  All reports' `keys` and all of the newest checkpoint are equal to the bit. The
+  start that ends the run has the other settings `last`, if any: then they are
+  equal but for rounding. Returns both folders.
+  """
+  whole, parts = tmp_path / "whole", tmp_path / "parts"
+  runs.pretrain(tiny_run, whole, comm, **settings)
+  for way in ways:
+    way(tiny_run, parts, settings, comm)
+  runs.pretrain(tiny_run, parts, comm, **settings | (last or {}))
+  reports = [
+    {key: runs.metrics(folder, key) for key in ("global_step", *keys)}
+    for folder in (parts, whole)
+  ]
+  weights = [runs.weights(folder) for folder in (parts, whole)]
+  if last is None:
+    assert reports[0] == reports[1]
+    runs.assert_equal(*weights)
+  else:
+    close = dict(rtol=1e-4, atol=1e-6)
+    for got, want in (reports, weights):
+      assert got.keys() == want.keys()
+      for name, value in want.items():
+        np.testing.assert_allclose(got[name], value, **close, err_msg=name)
+  return whole, parts
