@@ -5,11 +5,10 @@ google/bert's `create_optimizer` and `AdamWeightDecayOptimizer` work as there.
 
 from typing import NamedTuple
 
-from config.optimizers import EXCLUDE_FROM_WEIGHT_DECAY, WEIGHT_DECAY_RATE
-
 import mixed_precision
 from common.tensorflow_v1 import tf
 from config import execution, lr_schedule
+from config.optimizers import EXCLUDE_FROM_WEIGHT_DECAY, WEIGHT_DECAY_RATE
 from gradients import all_reduce, moments, power_sgd, zero
 from gradients.adamw import AdamWeightDecayOptimizer
 from model import tensor_parallel
