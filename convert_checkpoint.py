@@ -31,7 +31,7 @@ from interop import inference, model_source, model_writing
 from interop.model_source import Source
 from interop.model_writing import Model, task_differences
 from model import huggingface_weights, tasks, weights
-from tokenization import VOCABULARY_FLAGS
+from text_encoders import kinds
 
 HUGGINGFACE, TENSORFLOW = "huggingface", "tensorflow"
 SAVED_MODEL = "saved_model"
@@ -185,7 +185,9 @@ def report(model: Model, settings: Settings, files: list[str]) -> list[str]:
   lacking = parts - counts.keys()
   missing = [part for part in weights.PARTS[:5] if part in lacking]
   if not source.vocabulary:
-    missing.append(f"the vocabulary (give {VOCABULARY_FLAGS} for a tokenizer)")
+    missing.append(
+      f"the vocabulary (give {kinds.VOCABULARY_FLAGS} for a tokenizer)"
+    )
   answers = model_source.assumed_answers(model.task, TASK_FILE)
   assumed = [*source.notes, *source.assumed_case, *answers]
   title = f"converted {source.path} ({source.chosen})"

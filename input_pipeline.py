@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import modeling
-import tokenization
 from checkpoints import description
 from common import input_files
 from common.errors import DataError
@@ -30,6 +29,7 @@ from records import (
   tf_example,
   tfrecord,
 )
+from text_encoders.base import TokenizerInfo
 
 # Records of a rank to read at once: TensorFlow's and NumPy's calls take 0.4 ms,
 # masks 2 ms, and each record 7 us.
@@ -136,7 +136,7 @@ class Source:
         )
 
   @property
-  def tokenizer(self) -> tokenization.TokenizerInfo | None:
+  def tokenizer(self) -> TokenizerInfo | None:
     """What the records were made with, if a manifest says it."""
     for _, manifest in self.manifests.values():
       return manifest.tokenizer

@@ -11,7 +11,6 @@ import pathlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import tokenization
 from checkpoints import huggingface_folder
 from common import input_files, json_files, stores
 from common.errors import DataError, UserError
@@ -22,9 +21,11 @@ from config.bert_config import BertConfig
 from model import huggingface_config
 from model.tasks import CLASSIFIER, FINETUNED, PRETRAINING
 from records import data_set, record_report
+from text_encoders import kinds
+from text_encoders.base import TokenizerInfo
 
 _TOKENIZER = {
-  "kind": tuple(tokenization.KINDS), "file": str, "sha256": str,
+  "kind": tuple(kinds.KINDS), "file": str, "sha256": str,
   "vocab_size": int, "do_lower_case": bool, "mask_id": int,
 }  # fmt: skip
 # A start that only evaluates has neither a plan nor data.
@@ -41,7 +42,7 @@ _RUNS = {
 _TASK = {
   "task?": (PRETRAINING, *FINETUNED), "objective?": data_set.OBJECTIVES,
   "segment_ids?": bool, "do_lower_case?": bool, "max_seq_length?": int,
-  "vocabulary?": {f"{flag}?": str for flag in tokenization.VOCABULARIES},
+  "vocabulary?": {f"{flag}?": str for flag in kinds.VOCABULARIES},
   "best_by?": {"keys": [str], "higher": bool},
   "columns?": {"text?": str, "text_pair?": (str, None), "label?": str},
   "labels?": [str], "metrics?": [str], "label_names?": [str],
@@ -131,10 +132,10 @@ class Description:
     return {}
 
   @property
-  def tokenizer(self) -> tokenization.TokenizerInfo | None:
+  def tokenizer(self) -> TokenizerInfo | None:
     """Of the records that the newest training read, as run.json says."""
     known = self.data.get("tokenizer")
-    return tokenization.TokenizerInfo(**known) if known else None
+    return TokenizerInfo(**known) if known else None
 
   @property
   def _data_of_stages(self) -> list[dict]:
@@ -200,7 +201,7 @@ class Description:
       return {}
     near = [os.path.dirname(made[0])] if made else []
     path = record_report.find_vocabulary(known, *near, self.folder)
-    flag = tokenization.KINDS[known.kind].flag
+    flag = kinds.KINDS[known.kind].flag
     return {flag: os.path.abspath(path)} if path else {}
 
   def facts(self) -> dict[str, Any]:
@@ -396,7 +397,7 @@ def facts(
     if data.get("contents"):
       known["contents of records"] = data["contents"]
     if data.get("tokenizer"):
-      info = tokenization.TokenizerInfo(**data["tokenizer"])
+      info = TokenizerInfo(**data["tokenizer"])
       known["vocabulary"] = vocabulary_fact(info)
   return known
 
@@ -412,8 +413,8 @@ def vocabulary_facts(files: dict[str, str]) -> dict[str, str]:
 
 
 def agree_on_words(
-  before: tokenization.TokenizerInfo | None,
-  now: tokenization.TokenizerInfo | None,
+  before: TokenizerInfo | None,
+  now: TokenizerInfo | None,
   files: str,
 ) -> None:
   """Raises `UserError` unless `files` are of the same words; None: unknown."""
@@ -422,7 +423,7 @@ def agree_on_words(
     agree(was, {"vocabulary": vocabulary_fact(now)}, files, (MODEL,))
 
 
-def vocabulary_fact(info: tokenization.TokenizerInfo) -> str:
+def vocabulary_fact(info: TokenizerInfo) -> str:
   """All that decides a text's tokens."""
   return f"{info.case} {info.kind} of SHA-256 {info.sha256[:12]}"
 

@@ -5,8 +5,8 @@ import os
 from common.errors import DataError
 from common.model_files import CONFIG_FILE, TASK_FILE
 from model import huggingface_config, huggingface_weights, tasks, weights
-from records import tokenizer_files
-from tokenization import WordPieceEncoder
+from text_encoders import tokenizer_files
+from text_encoders.wordpiece import WordPieceEncoder
 
 
 def is_folder(path: str) -> bool:

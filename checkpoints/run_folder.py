@@ -9,14 +9,14 @@ import socket
 import subprocess
 import time
 
-import tokenization
 from checkpoints import description
 from common import json_files
 from common import tensorflow_v1 as later
 from common.errors import UserError
 from common.files import file_sha256, lock, write
 from records import record_report
-from text_encoders import config_beside
+from text_encoders import kinds
+from text_encoders.base import Encoder, config_beside
 
 LOCK_FILE = "run.lock"
 EVAL_RESULTS_FILE = "eval_results.json"
@@ -141,18 +141,18 @@ def keep_vocabulary(config, manifests: dict) -> None:
     # One that is there may be of a start that saved nothing.
     is_there = os.path.exists(copy) and file_sha256(copy) == info.sha256
     if path and not is_there:
-      encoder = tokenization.KINDS[info.kind](path, info.do_lower_case)
+      encoder = kinds.KINDS[info.kind](path, info.do_lower_case)
       _copy(encoder, config.output_dir)
       json_files.write(config_beside(copy), encoder.config())
 
 
-def write_task(folder: str, task: dict, encoder: tokenization.Encoder) -> None:
+def write_task(folder: str, task: dict, encoder: Encoder) -> None:
   """Writes task.json with a copy of the encoder's file."""
   content = {**task, "vocabulary": {encoder.flag: _copy(encoder, folder)}}
   json_files.write(os.path.join(folder, description.TASK_FILE), content)
 
 
-def _copy(encoder: tokenization.Encoder, folder: str) -> str:
+def _copy(encoder: Encoder, folder: str) -> str:
   """Copies an encoder's file, unless it is there; returns its name."""
   name = os.path.basename(encoder.file)
   if os.path.realpath(encoder.file) != os.path.realpath(f"{folder}/{name}"):

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 _CLEAR = "\r\x1b[K"  # of a terminal's line
 _RECENT_SECONDS = 30.0
 
-
 _progress_shows = False  # in the terminal's last line
 
 

@@ -32,7 +32,11 @@ def network_line(
   Without the `library` of InfiniBand and RoCE, or an adapter in `sysfs` with an
   active port, it takes TCP, and says so in its own log only (NCCL_DEBUG=INFO).
   """
-  adapters = ", ".join(sorted(_active_adapters(sysfs)))
+  active = set()
+  for state in pathlib.Path(sysfs).glob("*/ports/*/state"):
+    if "ACTIVE" in state.read_text():  # `4: ACTIVE`
+      active.add(state.parts[-4])
+  adapters = ", ".join(sorted(active))
   if not adapters:
     return "network between hosts: TCP, for no active port of RDMA is here"
   if os.environ.get("NCCL_IB_DISABLE") == "1":
@@ -45,12 +49,3 @@ def network_line(
       "libibverbs1 and ibverbs-providers"
     )
   return f"network between hosts: {adapters}, by InfiniBand or RoCE"
-
-
-def _active_adapters(sysfs: str) -> set[str]:
-  """Names of those with a port whose state is `4: ACTIVE`."""
-  active = set()
-  for state in pathlib.Path(sysfs).glob("*/ports/*/state"):
-    if "ACTIVE" in state.read_text():
-      active.add(state.parts[-4])
-  return active

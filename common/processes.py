@@ -56,27 +56,26 @@ def run(title: str, command: list[str], each_line: Callable) -> float:
   `title` if it failed.
   """
   began = time.monotonic()
-  asked: list[int] = []  # signals that came
+  signals: list[int] = []  # that asked this program to stop
   with (
     start(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process,
     contextlib.ExitStack() as handlers,
   ):
-    pass_on = functools.partial(_pass_on, process, asked)
+
+    def pass_on(number: int, _) -> None:
+      # The command saves. The terminal sends it SIGINT by itself.
+      signals.append(number)
+      if number != signal.SIGINT:
+        process.send_signal(number)
+
     for number in STOP_SIGNALS:
       before = signal.signal(number, pass_on)
       handlers.callback(signal.signal, number, before)  # at the block's end
     for line in process.stdout or ():
       each_line(_RANK_MARK.sub("", line))
     process.wait()
-  if asked or process.returncode == STOPPED_STATUS:
+  if signals or process.returncode == STOPPED_STATUS:
     sys.exit(STOPPED_STATUS)
   if process.returncode:
     raise UserError(f"{title}: failed, see above")
   return time.monotonic() - began
-
-
-def _pass_on(process: subprocess.Popen, asked: list, number: int, _) -> None:
-  """Asks the command to stop, which saves; the terminal asks it by itself."""
-  asked.append(number)
-  if number != signal.SIGINT:
-    process.send_signal(number)

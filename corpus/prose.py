@@ -7,7 +7,7 @@ neither spaces nor capitals, needs a guess of its own.
 import unicodedata
 from collections.abc import Iterable, Iterator
 
-import tokenization
+from text_encoders.characters import has_chinese
 
 MAX_PARAGRAPH = 2 << 20  # characters; longer ones of prose or JSON are cut
 _UNFINISHED = tuple(",;，、；")  # at its end: a line continues in the next one
@@ -27,7 +27,7 @@ def sentences(lines: Iterable[str], language: str) -> Iterator[str]:
     return
   for paragraph in _paragraphs(lines):
     if paragraph:
-      yield from tokenization.split_sentences(paragraph, language)
+      yield from split_sentences(paragraph, language)
     else:
       yield ""
 
@@ -52,7 +52,7 @@ def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
 
 def _joint(line: str, size: int, following: str) -> str | None:
   """What joins two lines, or None; `size` is that of the paragraph so far."""
-  is_chinese = tokenization.has_chinese
+  is_chinese = has_chinese
   between = "" if is_chinese(following[0]) else " "
   if line.endswith(_UNFINISHED):
     return between
@@ -62,3 +62,15 @@ def _joint(line: str, size: int, following: str) -> str | None:
   if is_chinese(line[-1]):
     return "" if is_chinese(following[0]) and size >= _HEADLINE else None
   return " " if following[0].islower() else None
+
+
+def split_sentences(text: str, language: str = "en") -> list[str]:
+  """The stripped sentences of a paragraph; line ends count as spaces.
+
+  An ISO 639-1 code without rules falls back to a related language or English.
+  """
+  # Imported here: only prose needs it.
+  import sentencex
+
+  sentences = sentencex.segment(language, " ".join(text.split()))
+  return [s.strip() for s in sentences if s.strip()]

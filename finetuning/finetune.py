@@ -15,7 +15,6 @@ import numpy as np
 import input_pipeline
 import mixed_precision
 import optimization
-import tokenization
 from checkpoints import checkpointing, description, metrics
 from common import console
 from common.console import say
@@ -27,7 +26,9 @@ from config.pretraining import RunConfig
 from finetuning import packed, task_file
 from model import huggingface_types, model_flops
 from model.tasks import BY_KIND
-from records import record_order, tokenizer_files
+from records import record_order
+from text_encoders import kinds, tokenizer_files
+from text_encoders.base import Encoder
 from training import next_steps, reporting, train_loop, training_run
 from training.evaluation import EvaluationBatches, Evaluator, overlap_warning
 from training.signals import StopVote
@@ -141,9 +142,9 @@ class FinetuningConfig(RunConfig):
       files = task_file.kept_vocabulary(folder) or files
     return files
 
-  def tokenizer(self) -> tokenization.Encoder:
+  def tokenizer(self) -> Encoder:
     """Of the flags' vocabulary, or else of the model folder's copy of it."""
-    return tokenization.load_tokenizer(
+    return kinds.load_tokenizer(
       **self._vocabulary(),
       do_lower_case=self.do_lower_case,
       vocab_size=self.bert.vocab_size,

@@ -11,7 +11,7 @@ from checkpoints import checkpoint_files, description, run_folder
 from common.errors import UserError
 from config.bert_config import BertConfig
 from model.tasks import PRETRAINING
-from records import tokenizer_files
+from text_encoders import tokenizer_files
 
 
 def model_folder(settings) -> str | None:

@@ -18,7 +18,7 @@ from scipy import special
 
 from common.errors import UserError
 from common.settings import check, in_group
-from text_encoders import TokenSpans
+from text_encoders.base import TokenSpans
 
 _data, _answer = in_group("Data"), in_group("Evaluation")
 

@@ -9,7 +9,6 @@ import filecmp
 import glob
 import os
 
-import tokenization
 from checkpoints import checkpoint_files, description, huggingface_folder
 from checkpoints.description import Description
 from checkpoints.metrics import BEST_BY, BestBy, best_evaluation
@@ -18,8 +17,11 @@ from common.model_files import TASK_FILE
 from common.settings import setting
 from config.bert_config import BertConfig, is_preset, read_bert
 from model.tasks import PRETRAINING, SQUAD
-from records import record_report, tokenizer_files
-from tokenization import HuggingFaceEncoder, WordPieceEncoder
+from records import record_report
+from text_encoders import kinds, tokenizer_files
+from text_encoders.base import Encoder
+from text_encoders.tokenizer_json import HuggingFaceEncoder
+from text_encoders.wordpiece import WordPieceEncoder
 
 CHECKPOINT_NAME = "bert_model.ckpt"  # in the folders that google/bert published
 ANSWERABLE = "version_2_with_negative"
@@ -98,13 +100,13 @@ class Source:
     answers = assumed_answers(self.task, task_file)
     return [*self.notes, *self.assumed_case, *answers]
 
-  def tokenizer(self) -> tokenization.Encoder:
+  def tokenizer(self) -> Encoder:
     if not self.vocabulary:
       raise UserError(
         f"{self.path}: its vocabulary is neither beside it nor where its "
-        f"training data was: give {tokenization.VOCABULARY_FLAGS}"
+        f"training data was: give {kinds.VOCABULARY_FLAGS}"
       )
-    return tokenization.load_tokenizer(
+    return kinds.load_tokenizer(
       **self.vocabulary,
       do_lower_case=self.task["do_lower_case"],
       vocab_size=self.bert.vocab_size,
@@ -129,10 +131,10 @@ def find(model: str, given: Given = NOTHING_GIVEN) -> Source:
   flag, words = next(iter(files.items()), (WordPieceEncoder.flag, beside))
   if not about.is_huggingface:
     cases[task_file] = task.get("do_lower_case")
-    cases[path] = tokenization.published_case(path)
+    cases[path] = tokenizer_files.published_case(path)
   elif flag == WordPieceEncoder.flag:
     words = beside  # a flag may name an equal file elsewhere
-  cases |= tokenizer_files.said_case(words, tokenization.BY_FLAG[flag])
+  cases |= tokenizer_files.said_case(words, kinds.BY_FLAG[flag])
   lower, assumed, lines = tokenizer_files.case(cases, given.do_lower_case, path)
   task = {"task": PRETRAINING, **task, "do_lower_case": lower}
   notes = (*about.notes, *lines)
@@ -155,7 +157,7 @@ def assumed_answers(task: dict, task_file: str) -> list[str]:
 def find_vocabulary(task: dict, named: dict, folder: str) -> dict[str, str]:
   """Flag -> file; an error if the `named` ones contradict the folder's."""
   wordpiece, huggingface = WordPieceEncoder.flag, HuggingFaceEncoder.flag
-  names = task.get("vocabulary") or tokenization.VOCABULARIES
+  names = task.get("vocabulary") or kinds.VOCABULARIES
   if huggingface_folder.is_folder(folder):
     names = {**names, huggingface: HuggingFaceEncoder.usual_name}
   files: dict[str, str] = {}
@@ -180,7 +182,7 @@ def find_vocabulary(task: dict, named: dict, folder: str) -> dict[str, str]:
   if len(files) > 1 and not named:
     raise UserError(
       f"{' and '.join(files.values())}: only one is the model's: give "
-      f"{tokenization.VOCABULARY_FLAGS}"
+      f"{kinds.VOCABULARY_FLAGS}"
     )
   return named or files
 
@@ -303,6 +305,6 @@ def pretraining_task(about: Description, given: Given) -> tuple[str, dict]:
   if not task["vocabulary"]:
     raise UserError(
       f"{path}: the records were made with {info.file} of SHA-256 "
-      f"{info.sha256}, which is not near: give {tokenization.VOCABULARY_FLAGS}"
+      f"{info.sha256}, which is not near: give {kinds.VOCABULARY_FLAGS}"
     )
   return path, task

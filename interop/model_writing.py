@@ -15,8 +15,7 @@ from interop import model_card
 from interop.model_source import CHECKPOINT_NAME, Source
 from model import huggingface_config, huggingface_weights, tasks
 from model.weights import heads_of
-from records import tokenizer_files
-from tokenization import VOCABULARIES
+from text_encoders import kinds, tokenizer_files
 
 
 class Model(NamedTuple):
@@ -39,7 +38,7 @@ class Model(NamedTuple):
   @property
   def task_content(self) -> dict:
     """task.json's content."""
-    names = {flag: VOCABULARIES[flag] for flag in self.source.vocabulary}
+    names = {flag: kinds.VOCABULARIES[flag] for flag in self.source.vocabulary}
     return dict(sorted({**self.task, "vocabulary": names}.items()))
 
 

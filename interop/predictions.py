@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-import tokenization
 from common import json_files
 from common.console import tell
 from common.errors import DataError, UserError
@@ -20,7 +19,8 @@ from finetuning.classification import encode_pair, pair_length
 from interop import inference
 from interop.model_source import Source
 from model import tasks
-from tokenization import MASK
+from text_encoders.base import MASK
+from text_encoders.wordpiece import word_spans
 
 POOLINGS = ("mean", "cls")
 _PAIR = "|||"
@@ -261,7 +261,7 @@ class Predictor:
     """Entities in texts; the labels of given words, or if they are plain."""
     spans, sentences = [], []
     for one in inputs:
-      of_text = tokenization.word_spans(one.text)
+      of_text = word_spans(one.text)
       spans.append(of_text)
       sentences.append(one.words or [one.text[a:b] for a, b in of_text])
     labels, shares = self._of_words(sentences)

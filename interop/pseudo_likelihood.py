@@ -12,17 +12,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-import tokenization
 from common.console import Progress
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from interop import inference
+from text_encoders.base import Encoder
+from text_encoders.characters import has_chinese
 
 _TOKENS = 4096  # in one run of the graph
 
 
 @functools.lru_cache(1)
-def words_alone(encoder: tokenization.Encoder) -> np.ndarray:
+def words_alone(encoder: Encoder) -> np.ndarray:
   """bool [V]: tokens that are a word each without a mark: signs, Chinese.
 
   Where only spaces are marked, tokens without one before them are not. ##
@@ -34,13 +35,13 @@ def words_alone(encoder: tokenization.Encoder) -> np.ndarray:
   for number, text in enumerate(encoder.texts):
     letters = text.lstrip(encoder.mark)
     signs = sum(unicodedata.category(char)[0] in "PS" for char in letters)
-    is_chinese = tokenization.has_chinese(letters)
+    is_chinese = has_chinese(letters)
     alone[number] = is_chinese or 0 < signs == len(letters)
   return alone
 
 
 def masked_copies(
-  rows: np.ndarray, encoder: tokenization.Encoder, within_word: bool = True
+  rows: np.ndarray, encoder: Encoder, within_word: bool = True
 ) -> np.ndarray:
   """int32 [m, S - 2, S]: copy p of each row is masked for the token at p + 1.
 
@@ -83,7 +84,7 @@ class Scorer:
   def __init__(
     self,
     model: inference.Model,
-    encoder: tokenization.Encoder,
+    encoder: Encoder,
     within_word: bool = True,
   ):
     """`UserError` if the model has no such head."""

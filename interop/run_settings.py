@@ -4,7 +4,6 @@ import dataclasses
 import os
 from typing import Any, NamedTuple
 
-import tokenization
 from checkpoints import checkpoint_files, description, run_start
 from checkpoints.description import Description
 from common import input_files, settings
@@ -16,7 +15,8 @@ from config.pretraining import PretrainingConfig
 from finetuning import finetune, task_file
 from interop import model_source
 from interop.model_source import NOTHING_GIVEN, Given
-from records import data_set, tokenizer_files
+from records import data_set
+from text_encoders import kinds, tokenizer_files
 from training import training_run
 
 
@@ -184,8 +184,8 @@ def _bert(
 def _vocabulary_size(kind: type, values: dict) -> int | None:
   """The tokens of the data's vocabulary, if it is known."""
   if kind is not PretrainingConfig:
-    files = {flag: values.get(flag) for flag in tokenization.BY_FLAG}
-    return tokenization.load_tokenizer(**files).vocab_size
+    files = {flag: values.get(flag) for flag in kinds.BY_FLAG}
+    return kinds.load_tokenizer(**files).vocab_size
   files = values.get("input_file")
   found = data_set.manifest_of(files) if files else None
   return found[1].tokenizer.vocab_size if found else None
@@ -265,7 +265,9 @@ def other_text(init: str, files: str) -> list[str]:
   else:
     paths = model_source.find_vocabulary(model.task, {}, folder).values()
     digests = {file_sha256(path) for path in paths}
-    lower = model.task.get("do_lower_case", tokenization.published_case(init))
+    lower = model.task.get(
+      "do_lower_case", tokenizer_files.published_case(init)
+    )
   if digests <= {made.sha256} and lower in (None, made.do_lower_case):
     return []
   text = "other"

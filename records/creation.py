@@ -16,11 +16,12 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import tokenization
 from common import console, errors, input_files, stores
 from corpus import text_files
-from records import data_set, shards, tfrecord, token_store, tokenizer_files
+from records import data_set, shards, tfrecord, token_store
 from records.creation_settings import Settings
+from text_encoders import tokenizer_files
+from text_encoders.base import TokenizerInfo
 from workers import leases, work_dir
 from workers.shared_work import Inputs, Phase, SharedWork, share
 
@@ -146,7 +147,7 @@ def _load_tokenizer(settings: Settings, worker: work_dir.Worker):
 
 def _manifest(
   settings: Settings,
-  info: tokenization.TokenizerInfo,
+  info: TokenizerInfo,
   counts: token_store.CorpusCounts,
   results: list[shards.ShardResult],
 ) -> data_set.Manifest:

@@ -36,12 +36,13 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-import tokenization
 from common import input_files, json_files, stores
 from common.errors import DataError
 from records import record_report, tfrecord
 from records.masking import MaskSettings
 from records.tf_example import Feature, decode_example
+from text_encoders import kinds
+from text_encoders.base import TokenizerInfo
 
 MANIFEST_VERSION = 1
 # What records are made for: masked LM with next sentence prediction, or alone.
@@ -137,7 +138,7 @@ _FORM = {
   "examples_per_record": _SIZE,
   "masking": ("static", "dynamic"),
   "tokenizer": {
-    "kind": tuple(tokenization.KINDS),
+    "kind": tuple(kinds.KINDS),
     "file": str,
     "sha256": str,
     "vocab_size": _SIZE,
@@ -162,7 +163,7 @@ class Manifest:
   max_predictions_per_seq: int
   examples_per_record: int  # at most; 1 means not packed
   masking: str  # "static", in the records, or "dynamic", drawn on reading
-  tokenizer: tokenization.TokenizerInfo
+  tokenizer: TokenizerInfo
   settings: dict  # the flags that decide the bytes
   counts: dict  # of documents, tokens, ...; unigram_entropy: the text's, nats
   files: tuple[tfrecord.ShardInfo, ...]
@@ -256,7 +257,7 @@ class Manifest:
     raw = json_files.read(path)
     try:
       json_files.expect(raw, _FORM)
-      raw["tokenizer"] = tokenization.TokenizerInfo(**raw["tokenizer"])
+      raw["tokenizer"] = TokenizerInfo(**raw["tokenizer"])
       raw["files"] = tuple(tfrecord.ShardInfo(**f) for f in raw["files"])
       manifest = cls(**raw)
       manifest._check_values()

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-import tokenization
 from common import console, stores
 from common.errors import DataError
 from common.files import file_sha256
 from records import masking, tf_example, tfrecord
-from text_encoders import Encoder, TokenizerInfo
+from text_encoders import kinds
+from text_encoders.base import Encoder, TokenizerInfo
 from workers.pool import Pool, available_cores
 
 _WIDTH = 80
@@ -110,10 +110,10 @@ def find_encoder(
   if info and not files:
     path = find_vocabulary(info, folder)
     if path:
-      files = {tokenization.KINDS[info.kind].flag: path}
+      files = {kinds.KINDS[info.kind].flag: path}
   if not files:
     return None
-  encoder = tokenization.load_tokenizer(**files)
+  encoder = kinds.load_tokenizer(**files)
   sha256 = encoder.info().sha256
   if info and sha256 != info.sha256:
     raise DataError(
@@ -129,7 +129,7 @@ def legend(features: Features, encoder: Encoder | None) -> str:
   token = (
     "{seen|was} is a token to predict, as the model sees it and as it was."
   )
-  words = f"Ids, not words: {tokenization.VOCABULARY_FLAGS} gives their words."
+  words = f"Ids, not words: {kinds.VOCABULARY_FLAGS} gives their words."
   lines = [token] if "masked_lm_ids" in features else [drawn, token]
   if not encoder:
     lines.append(words)

@@ -14,12 +14,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-import tokenization
 from common import errors, files, json_files
 from corpus import text_files
 from corpus.text_files import Batch, Piece, TextFormat
 from records import instances
-from text_encoders import Encoder, letters_of
+from text_encoders import kinds
+from text_encoders.base import Encoder
+from text_encoders.characters import letters_of
 from workers import leases
 
 CHUNK_BYTES = 2 << 20  # of text; a piece of a plain file is about one chunk
@@ -43,7 +44,7 @@ def load_tokenizer(spec: TokenizerSpec) -> Encoder:
 
   `UserError` if its file is not what it was when the command began.
   """
-  loaded = tokenization.KINDS[spec.kind](spec.file, spec.do_lower_case)
+  loaded = kinds.KINDS[spec.kind](spec.file, spec.do_lower_case)
   if spec.sha256 not in ("", loaded.info().sha256):
     raise errors.UserError(
       f"{spec.file} was changed while records were made with it: bring it "

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-import tokenization
 from checkpoints import description
 from common import input_files, json_files
 from common.console import Progress, say
@@ -28,6 +27,7 @@ from config.precision import TYPES
 from gradients import distributed
 from interop import inference, minimal_pairs, model_source, pseudo_likelihood
 from records import data_set, tfrecord, unigrams
+from text_encoders.base import Encoder
 
 RESULTS_FILE = "grammar_results.json"
 _WITHIN_WORD = "within_word"
@@ -65,7 +65,7 @@ class Settings:
 
 
 def encode(
-  pairs: Sequence[minimal_pairs.Pair], encoder: tokenization.Encoder, most: int
+  pairs: Sequence[minimal_pairs.Pair], encoder: Encoder, most: int
 ) -> tuple[list[np.ndarray], np.ndarray]:
   """Distinct sentences, int32 [n] each; int [pairs, 2], their numbers.
 

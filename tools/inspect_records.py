@@ -14,7 +14,8 @@ from common import input_files
 from common.console import counted
 from common.errors import DataError
 from common.settings import run_with, setting
-from records import data_set, record_report, tfrecord, tokenizer_files
+from records import data_set, record_report, tfrecord
+from text_encoders import tokenizer_files
 
 _MAX_VOCAB_SIZE = 1 << 31  # where no vocabulary is known: ids are int32
 

@@ -106,20 +106,16 @@ def _points(reports: list[dict], key: str) -> tuple[np.ndarray, np.ndarray]:
   return steps[known], values[known]
 
 
-def _smoothed(values: np.ndarray) -> np.ndarray:
-  """The mean over a 20th of the points around each."""
-  window = np.ones(max(3, len(values) // 20))
-  counts = np.convolve(np.ones(len(values)), window, "same")
-  return np.convolve(values, window, "same") / counts
-
-
 def _draw_run(axis, key: str, run: Run, color: str) -> np.ndarray:
   """Draws a run's curves in a panel; returns the values the scale shows."""
   steps, values = _points(run.train, key)
   mean = values
   if key not in _LAST and len(values) >= _SMOOTHED_FROM:
     axis.plot(steps, values, color=color, lw=0.8, alpha=0.25)
-    mean = _smoothed(values)
+    # The mean over a 20th of the points around each.
+    window = np.ones(max(3, len(values) // 20))
+    counts = np.convolve(np.ones(len(values)), window, "same")
+    mean = np.convolve(values, window, "same") / counts
   axis.plot(steps, mean, color=color, lw=1.4)
   evaluated, results = _points(run.evaluations, key)
   axis.plot(evaluated, results, color=color, **_EVALUATION)

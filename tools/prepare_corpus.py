@@ -28,8 +28,8 @@ from common.console import counted
 from common.files import file_sha256, write
 from common.settings import check, in_group, run_with, setting
 from corpus import cleaning, documents, filters, text_files
-from records import tokenizer_files
-from text_encoders import config_beside
+from text_encoders import tokenizer_files
+from text_encoders.base import config_beside
 from workers import launchers, work_dir
 from workers.shared_work import Inputs, SharedWork, share
 

@@ -29,7 +29,7 @@ from common.settings import run_with, setting
 from config.bert_config import PRESETS, BertConfig
 from corpus import text_files
 from records import data_set
-from tokenization import MASK
+from text_encoders.base import MASK
 from tools import plot_metrics
 from training import next_steps
 from training.next_steps import python

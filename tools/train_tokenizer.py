@@ -25,13 +25,14 @@ from tokenizers import (
   trainers,
 )
 
-import text_encoders
-import tokenization
 from common import errors, files, input_files, json_files
 from common.console import counted, tell
 from common.settings import run_with, setting
 from corpus import text_files
-from records import tokenizer_files
+from text_encoders import base, tokenizer_files, wordpiece
+from text_encoders.characters import letters_of, spelt_letters
+from text_encoders.sentencepiece_model import SentencePieceEncoder
+from text_encoders.tokenizer_json import HuggingFaceEncoder
 
 _MAX_VOCAB_SIZE = 1 << 22  # for which the libraries allocate memory at once
 _MAX_ALPHABET = 6000  # characters of a WordPiece vocabulary: enough for Chinese
@@ -86,9 +87,9 @@ def _merge(
   inside: set[str] = set()
   for word in words:
     inside.update(word[1:])
-  required = list(tokenization.SPECIAL_TOKENS)
+  required = list(base.SPECIAL_TOKENS)
   required += [f"##{letter}" for letter in sorted(inside)]
-  tokenizer = Tokenizer(models.WordPiece(unk_token=tokenization.UNK))
+  tokenizer = Tokenizer(models.WordPiece(unk_token=base.UNK))
   tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
   trainer = trainers.WordPieceTrainer(
     vocab_size=vocab_size,
@@ -116,11 +117,11 @@ def train_wordpiece(
   in the order in which they were merged. Words with characters that are too
   rare to fit become [UNK]. DataError if `vocab_size` spells no word of `lines`.
   """
-  split = tokenization.BasicTokenizer(do_lower_case).tokenize
+  split = wordpiece.BasicTokenizer(do_lower_case).tokenize
   words: collections.Counter[str] = collections.Counter()
-  limit, total = tokenization.MAX_INPUT_CHARS_PER_WORD, 0
+  limit, total = wordpiece.MAX_INPUT_CHARS_PER_WORD, 0
   for line in lines:
-    total += text_encoders.letters_of(line)
+    total += letters_of(line)
     # Longer words are [UNK] for any vocabulary, and the time of merging grows
     # with the square of their length.
     words.update(word for word in split(line) if len(word) <= limit)
@@ -130,7 +131,7 @@ def train_wordpiece(
       "on: give more, or --tokenizer=sentencepiece for text without spaces"
     )
   # A character may need two tokens: at the start of words and inside them.
-  room = max(0, vocab_size - len(tokenization.SPECIAL_TOKENS)) // 2
+  room = max(0, vocab_size - len(base.SPECIAL_TOKENS)) // 2
   letters: collections.Counter[str] = collections.Counter()
   for word, count in words.items():
     for letter in word:
@@ -144,7 +145,7 @@ def train_wordpiece(
       f"--vocab_size={vocab_size} is too small: its characters spell no word "
       "of the text"
     )
-  spelt = sum(words[word] * text_encoders.spelt_letters(word) for word in kept)
+  spelt = sum(words[word] * spelt_letters(word) for word in kept)
   unknown = 1 - spelt / total
   if unknown >= 0.001:
     tell(
@@ -183,9 +184,9 @@ def train_sentencepiece(
       unk_id=1,
       bos_id=-1,
       eos_id=-1,
-      pad_piece=tokenization.PAD,
-      unk_piece=tokenization.UNK,
-      control_symbols=[tokenization.CLS, tokenization.SEP, tokenization.MASK],
+      pad_piece=base.PAD,
+      unk_piece=base.UNK,
+      control_symbols=[base.CLS, base.SEP, base.MASK],
       minloglevel=2,
     )
   except RuntimeError as e:
@@ -204,7 +205,7 @@ def train_bpe(
   text is unknown. DataError if `vocab_size` is too small for these.
   """
   letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-  first = [*tokenization.SPECIAL_TOKENS, *letters]
+  first = [*base.SPECIAL_TOKENS, *letters]
   if vocab_size < len(first):
     raise errors.DataError(
       f"--vocab_size={vocab_size} is too small: give {len(first)} or more, for "
@@ -218,8 +219,8 @@ def train_bpe(
   tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
   tokenizer.decoder = decoders.ByteLevel()
   special = []
-  for token in tokenization.SPECIAL_TOKENS:
-    takes_space = token == tokenization.MASK
+  for token in base.SPECIAL_TOKENS:
+    takes_space = token == base.MASK
     special.append(AddedToken(token, lstrip=takes_space, special=True))
   trainer = trainers.BpeTrainer(
     vocab_size=vocab_size,
@@ -228,7 +229,7 @@ def train_bpe(
     show_progress=False,
   )
   tokenizer.train_from_iterator(lines, trainer)
-  cls, sep = (tokenization.CLS, 2), (tokenization.SEP, 3)
+  cls, sep = (base.CLS, 2), (base.SEP, 3)
   tokenizer.post_processor = processors.BertProcessing(sep, cls)
   _write(path, tokenizer.to_str(pretty=True).encode())
 
@@ -242,9 +243,9 @@ def _write(path: str, data: bytes) -> None:
 
 # What trains, and what reads the result.
 _TRAINERS = {
-  "wordpiece": (train_wordpiece, tokenization.WordPieceEncoder),
-  "sentencepiece": (train_sentencepiece, tokenization.SentencePieceEncoder),
-  "bpe": (train_bpe, tokenization.HuggingFaceEncoder),
+  "wordpiece": (train_wordpiece, wordpiece.WordPieceEncoder),
+  "sentencepiece": (train_sentencepiece, SentencePieceEncoder),
+  "bpe": (train_bpe, HuggingFaceEncoder),
 }
 
 
@@ -290,7 +291,7 @@ def main(args: Settings) -> None:
   lines = sample(text_files.read_lines(paths, text), args.sample_mb * 10**6)
   train(lines, args.output_file, args.vocab_size, lower)
   encoder = kind(args.output_file, lower)
-  beside = text_encoders.config_beside(args.output_file)
+  beside = base.config_beside(args.output_file)
   json_files.write(beside, encoder.config())
   size = encoder.vocab_size
   print(f"{args.output_file}: {size:,} tokens ({args.tokenizer})")

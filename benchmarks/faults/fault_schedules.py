@@ -38,12 +38,12 @@ from typing import NamedTuple
 import psutil
 from absl import flags
 
-import tokenization
 from benchmarks import fake_records, measuring
 from benchmarks.faults import outcome, recorded_run
 from checkpoints import checkpoint_files, metrics
 from common import errors, json_files
 from records import data_set
+from text_encoders.base import TokenizerInfo
 from training import next_steps
 
 FLAGS = flags.FLAGS
@@ -387,7 +387,7 @@ class Schedules:
       max_predictions_per_seq=PREDICTIONS,
       examples_per_record=1,
       masking="dynamic",
-      tokenizer=tokenization.TokenizerInfo(*words),
+      tokenizer=TokenizerInfo(*words),
       settings={"masked_lm_prob": 0.15},
       counts={"examples": RECORDS},
       files=tuple(files),

@@ -19,7 +19,6 @@ from backports import zstd
 from hypothesis import strategies as st
 
 import mixed_precision
-import tokenization
 from common import json_files, settings
 from corpus import text_files
 from records import creation, data_set, record_report, record_shape, tf_example
@@ -27,6 +26,8 @@ from records.tfrecord import INDEX_SUFFIX, RecordSet, shard_writer, verify_file
 from tests.fuzz import damage
 from tests.fuzz.damage import damaged, damaged_json
 from tests.support.samples import NO_DROPOUT, TINY, feature_values, write_packed
+from text_encoders import kinds
+from text_encoders.base import SPECIAL_TOKENS
 from tools import prepare_corpus, train_tokenizer
 from workers import launchers
 
@@ -249,14 +250,14 @@ def manifest(folder):
 
 # Vocabularies -----------------------------------------------------------------
 
-TOKENS = [*tokenization.SPECIAL_TOKENS, "the", "cat", "sat", "on", "##s", "new"]
+TOKENS = [*SPECIAL_TOKENS, "the", "cat", "sat", "on", "##s", "new"]
 TOKENS += [*"中éabcdefghij."]
 VOCABULARY = "".join(f"{token}\n" for token in TOKENS).encode()
 ODD_LINES = ["the cat sat 中中 éé \0 x" + "y" * 300, "", "\ud800", "Küche ﬁ ①"]
 
 
 def _vocabulary(path):
-  tokenization.load_tokenizer(path, True).encode_words(ODD_LINES)
+  kinds.load_tokenizer(path, True).encode_words(ODD_LINES)
 
 
 @reader(1)
@@ -269,7 +270,7 @@ def sentencepiece(folder):
     made.append(path.read_bytes())
 
   def load(path):
-    encoder = tokenization.load_tokenizer(None, True, path)
+    encoder = kinds.load_tokenizer(spm_model_file=path)
     words = encoder.encode_words(ODD_LINES)
     return len(encoder.tokens), np.concatenate([line.ids for line in words])
 
@@ -437,7 +438,7 @@ def odd_file(draw, names=NAMES):
 def text(folder):
   """Text in all encodings, plain, compressed and as JSON Lines."""
   put(folder / "vocab.txt", VOCABULARY)
-  encoder = tokenization.load_tokenizer(str(folder / "vocab.txt"), True)
+  encoder = kinds.load_tokenizer(str(folder / "vocab.txt"), True)
 
   def read(given):
     name, data, prose = given
@@ -495,7 +496,7 @@ def tokenizer(folder):
     train = getattr(train_tokenizer, f"train_{kind}")
     train(text_files.read_lines([path]), made, size, True)
     files = {"vocab_file" if kind == "wordpiece" else "spm_model_file": made}
-    return tokenization.load_tokenizer(**files).vocab_size
+    return kinds.load_tokenizer(**files).vocab_size
 
   def right(given, got):
     return given[1] == "corpus" or got <= max(given[2], 5)
@@ -645,7 +646,7 @@ def _folder(path):
   """A model's folder, of ours or of Hugging Face's."""
   from checkpoints import description
   from model import huggingface_config, huggingface_weights
-  from records import tokenizer_files
+  from text_encoders import tokenizer_files
 
   folder = str(pathlib.Path(path).parent)
   if path.endswith("task.json"):
@@ -654,7 +655,7 @@ def _folder(path):
     huggingface_config.read_config(folder)
   elif path.endswith("tokenizer.json"):
     tokenizer_files.said_case(f"{folder}/vocab.txt")
-    encoder = tokenization.load_tokenizer(tokenizer_file=path)
+    encoder = kinds.load_tokenizer(tokenizer_file=path)
     encoder.encode_words(ODD_LINES)
   else:
     huggingface_weights.read_tensors(folder)

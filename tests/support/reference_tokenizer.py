@@ -6,7 +6,7 @@ The product's splits whole texts at once; it must give the same words.
 import itertools
 import unicodedata
 
-import tokenization
+from text_encoders.characters import has_chinese
 
 
 def _is_whitespace(char):
@@ -32,7 +32,7 @@ def words(text: str, do_lower_case: bool = True) -> list[str]:
   """The words of a text."""
   kept = (c for c in text if c not in "\0\ufffd" and not _is_control(c))
   spaced = (" " if _is_whitespace(c) else c for c in kept)
-  text = "".join(f" {c} " if tokenization.has_chinese(c) else c for c in spaced)
+  text = "".join(f" {c} " if has_chinese(c) else c for c in spaced)
   found = []
   for word in text.split():
     if do_lower_case:

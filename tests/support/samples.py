@@ -8,9 +8,10 @@ import shutil
 import numpy as np
 from absl import flags
 
-import tokenization
 from common import settings
 from records import creation, data_set, tf_example, tfrecord
+from text_encoders import kinds
+from text_encoders.base import SPECIAL_TOKENS, TokenizerInfo
 from workers import launchers, work_dir
 
 work_dir._POLL_SECONDS = 0.005  # what tests wait for takes no longer
@@ -81,9 +82,7 @@ def write_packed(folder, dynamic=False, s=32):
     max_predictions_per_seq=5,
     examples_per_record=3,
     masking="dynamic" if dynamic else "static",
-    tokenizer=tokenization.TokenizerInfo(
-      "wordpiece", "vocab.txt", "", 100, True, 4
-    ),
+    tokenizer=TokenizerInfo("wordpiece", "vocab.txt", "", 100, True, 4),
     settings={"masked_lm_prob": 0.1, "do_whole_word_mask": True},
     counts={"examples": examples},
     files=tuple(files),
@@ -111,7 +110,7 @@ def write_records_of(folder, vocab_file, do_lower_case):
   folder.mkdir()
   write_packed(folder)
   path = str(folder / f"data{data_set.MANIFEST_SUFFIX}")
-  info = tokenization.load_tokenizer(vocab_file, do_lower_case).info()
+  info = kinds.load_tokenizer(vocab_file, do_lower_case).info()
   manifest = data_set.Manifest.load(path)
   dataclasses.replace(manifest, tokenizer=info).save(path)
   shutil.copyfile(vocab_file, folder / "vocab.txt")
@@ -132,7 +131,7 @@ def feature_values(record):
 
 WORDS = [f"w{i}" for i in range(40)]
 LETTERS = [
-  *tokenization.SPECIAL_TOKENS,
+  *SPECIAL_TOKENS,
   *"abcdefghijklmnopqrstuvwxyz0123456789",
   *(f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz0123456789"),
   ".",

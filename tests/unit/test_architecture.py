@@ -59,7 +59,11 @@ def _modules():
 
 MODULES = _modules()
 ENTRY_POINTS = {n for n in MODULES if n in LAYERS[-1] or n.startswith("tools.")}
-DATA = {n for n in MODULES if n.startswith(("workers.", "corpus.", "records."))}
+DATA = {
+  n
+  for n in MODULES
+  if n.startswith(("text_encoders.", "workers.", "corpus.", "records."))
+}
 
 
 @functools.cache

@@ -34,6 +34,8 @@ from finetuning import squad
 from gradients.distributed import Comm
 from model import huggingface_config
 from records import creation, data_set, record_shape
+from text_encoders import kinds
+from text_encoders.wordpiece import MAX_INPUT_CHARS_PER_WORD
 from tools import prepare_corpus, train_tokenizer
 
 json_flags = functools.partial(deepspeed_json.flags_of, PretrainingConfig)
@@ -125,7 +127,7 @@ def test_a_vocabulary_that_is_not_utf_8(tmp_path, letters):
   whole = pathlib.Path(letters).read_bytes()
   path.write_bytes(whole.replace(b"##c\n", b"##\xc3\n"))
   with pytest.raises(DataError, match="vocab.txt: not a vocabulary in UTF-8"):
-    tokenization.load_tokenizer(str(path))
+    kinds.load_tokenizer(str(path))
 
 
 @pytest.mark.parametrize(
@@ -148,7 +150,7 @@ def test_models_with_pieces_that_cannot_be(tmp_path, change, words):
     setattr(model.pieces[9], name, value)
   path.write_bytes(model.SerializeToString())
   with pytest.raises(DataError, match=f"m.model: {words}"):
-    tokenization.load_tokenizer(None, True, str(path))
+    kinds.load_tokenizer(spm_model_file=str(path))
 
 
 def test_words_that_are_always_unknown_are_not_trained_on(tmp_path):
@@ -160,8 +162,8 @@ def test_words_that_are_always_unknown_are_not_trained_on(tmp_path):
 
 
 def test_words_that_are_always_unknown_are_not_kept(letters):
-  encoder = tokenization.load_tokenizer(letters)
-  word = "a" * (tokenization.MAX_INPUT_CHARS_PER_WORD + 1)
+  encoder = kinds.load_tokenizer(letters)
+  word = "a" * (MAX_INPUT_CHARS_PER_WORD + 1)
   (ids,) = encoder.encode_batch([f"{word[1:]} {word}"])
   assert ids[-1] == encoder.unk_id and len(ids) == len(word)
   assert list(encoder.pieces_of.__self__) == [word[1:]]

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import samples
 
-import tokenization
 from common.errors import UserError
 from finetuning import classification, metrics, tables
 from finetuning.labels import identity, label_order
+from text_encoders.base import SPECIAL_TOKENS
 
 SPECIAL = types.SimpleNamespace(cls_id=2, sep_id=3)
 
@@ -135,7 +135,7 @@ def test_all_of_glue_is_here():
 @pytest.fixture
 def make(tmp_path):
   """(**settings) -> a task whose files are in tmp_path."""
-  tokens = [*tokenization.SPECIAL_TOKENS, "a", "b", '"', "good", "bad"]
+  tokens = [*SPECIAL_TOKENS, "a", "b", '"', "good", "bad"]
   return functools.partial(
     finetuning_runs.classifier, samples.write_config(tmp_path / "bert.json"),
     samples.write_vocabulary(tmp_path / "vocab.txt", tokens), tmp_path / "out",

@@ -38,7 +38,11 @@ from model.weights import (
   QUESTIONS,
   TOKEN_CLASSIFIER,
 )
-from records import tokenizer_files
+from text_encoders import kinds, tokenizer_files
+from text_encoders.base import SPECIAL_TOKENS
+from text_encoders.characters import has_chinese
+from text_encoders.sentencepiece_model import SentencePieceEncoder
+from text_encoders.wordpiece import WordPieceEncoder
 from tools import train_tokenizer
 
 TOLERANCE = 1e-5
@@ -141,7 +145,7 @@ def test_pseudo_likelihoods(tmp_path, letters, peer):
   """Of a BertForMaskedLM of transformers, its logits at each masked copy."""
   theirs = str(tmp_path / "theirs")
   config = {**TINY, "initializer_range": 0.2}
-  encoder = tokenization.WordPieceEncoder(letters, True)
+  encoder = WordPieceEncoder(letters, True)
   sentences = encoder.encode_batch(["the cat sat on a mat .", "a b", "cats"])
   copies, places, labels = [], [], []
   for ids in sentences:
@@ -234,20 +238,20 @@ def vocabulary(tmp_path_factory):
     split = tokenization.BasicTokenizer(lower).tokenize
     letters.update("".join(split(" ".join(TEXTS))))
   letters = sorted(letters - {"q"})
-  tokens = [*tokenization.SPECIAL_TOKENS, *words, *letters]
+  tokens = [*SPECIAL_TOKENS, *words, *letters]
   tokens += [f"##{c}" for c in letters]
   path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
   return write_vocabulary(path, dict.fromkeys(tokens))
 
 
 def our_ids(vocab_file, do_lower_case, texts=TEXTS):
-  encoder = tokenization.WordPieceEncoder(vocab_file, do_lower_case)
+  encoder = WordPieceEncoder(vocab_file, do_lower_case)
   return [ids.tolist() for ids in encoder.encode_batch(texts)]
 
 
 @pytest.mark.parametrize("do_lower_case", [True, False])
 def test_tokenizer_json_gives_our_ids(vocabulary, do_lower_case):
-  encoder = tokenization.WordPieceEncoder(vocabulary, do_lower_case)
+  encoder = WordPieceEncoder(vocabulary, do_lower_case)
   tokenizer = tokenizer_files.make_tokenizer(encoder)
   want = our_ids(vocabulary, do_lower_case)
   for text, ids in zip(TEXTS, want, strict=True):
@@ -321,7 +325,7 @@ SPM_TEXTS = [t for t in TEXTS if not any(part in t for part in _OTHERWISE)]
 
 @pytest.mark.parametrize("do_lower_case", [True, False])
 def test_sentencepiece_tokenizer_json_gives_our_ids(spm_file, do_lower_case):
-  encoder = tokenization.SentencePieceEncoder(spm_file, do_lower_case)
+  encoder = SentencePieceEncoder(spm_file, do_lower_case)
   tokenizer = tokenizer_files.make_tokenizer(encoder)
   for text in [*SPM_TEXTS, *SENTENCES, "  two  spaces ", "unseen 龘 龘龘 Ж"]:
     got = tokenizer.encode(text, add_special_tokens=False)
@@ -348,14 +352,14 @@ def test_other_sentencepiece_models_are_refused(tmp_path):
         unk_piece="[UNK]", control_symbols=["[CLS]", "[SEP]", "[MASK]"],
         minloglevel=2,
       )  # fmt: skip
-    encoder = tokenization.SentencePieceEncoder(str(tmp_path / name), True)
+    encoder = SentencePieceEncoder(str(tmp_path / name), True)
     with pytest.raises(UserError, match=f"{name}: not a unigram model"):
       tokenizer_files.make_tokenizer(encoder)
 
 
 def test_transformers_tokenizes_with_sentencepiece(tmp_path, spm_file, peer):
   """And the model file comes back with the checkpoint."""
-  encoder = tokenization.SentencePieceEncoder(spm_file, True)
+  encoder = SentencePieceEncoder(spm_file, True)
   prefix = model_for(tmp_path / "a", encoder.vocab_size)
   convert(prefix, tmp_path / "b", spm_model_file=spm_file)
   convert(tmp_path / "b", tmp_path / "c" / "m")
@@ -373,7 +377,7 @@ def test_transformers_tokenizes_with_sentencepiece(tmp_path, spm_file, peer):
 def test_pairs_have_segments_if_the_model_has(
   tmp_path, vocabulary, segment_ids
 ):
-  encoder = tokenization.WordPieceEncoder(vocabulary, False)
+  encoder = WordPieceEncoder(vocabulary, False)
   tokenizer_files.write_tokenizer(str(tmp_path), encoder, 64, segment_ids)
   made = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
   assert set(made.encode("a", "b").type_ids) == {0, int(segment_ids)}
@@ -382,7 +386,7 @@ def test_pairs_have_segments_if_the_model_has(
 def test_a_vocabulary_only_in_tokenizer_json(tmp_path, vocabulary):
   """As transformers 5 saves it."""
   folder = str(tmp_path)
-  encoder = tokenization.WordPieceEncoder(vocabulary, False)
+  encoder = WordPieceEncoder(vocabulary, False)
   tokenizer_files.write_tokenizer(folder, encoder, 64)
   for file in ("tokenizer_config.json", "tokenizer.json"):
     said = tokenizer_files.said_case(f"{folder}/vocab.txt")
@@ -390,7 +394,7 @@ def test_a_vocabulary_only_in_tokenizer_json(tmp_path, vocabulary):
     (tmp_path / "tokenizer_config.json").unlink(missing_ok=True)
   found = model_source.find_vocabulary({}, {}, folder)
   assert found == {"tokenizer_file": f"{folder}/tokenizer.json"}
-  theirs = tokenization.load_tokenizer(**found)
+  theirs = kinds.load_tokenizer(**found)
   want, got = encoder.encode_batch(TEXTS), theirs.encode_batch(TEXTS)
   assert [ids.tolist() for ids in got] == [ids.tolist() for ids in want]
   # Beside a vocab.txt it counts only where that is read otherwise.
@@ -409,7 +413,7 @@ def test_any_tokenizer_json_is_read_as_by_transformers(tmp_path, name, peer):
   path = f"{tmp_path}/tokenizer.json"
   test_huggingface_encoder.MAKERS[name]().save(path)
   test_huggingface_encoder.library(path).save(path)
-  encoder = tokenization.load_tokenizer(tokenizer_file=path)
+  encoder = kinds.load_tokenizer(tokenizer_file=path)
   config = json.dumps(encoder.config())
   (tmp_path / "tokenizer_config.json").write_text(config)
   texts = [*TEXTS, *SENTENCES, *test_huggingface_encoder.TEXT[:5]]
@@ -426,7 +430,7 @@ def test_any_tokenizer_json_is_read_as_by_transformers(tmp_path, name, peer):
     assert spans.ids.tolist() == theirs["plain"][number]
     ours = [text[a:b] for a, b in zip(spans.starts, spans.ends, strict=True)]
     assert ours == [text[a:b].strip() for a, b in theirs["places"][number]]
-    if not tokenization.has_chinese(text):
+    if not has_chinese(text):
       numbers = theirs["words"][number]
       same = [a == b for a, b in itertools.pairwise(numbers)]
       assert words.is_continuation[1:].tolist() == same
@@ -437,7 +441,7 @@ def test_any_tokenizer_json_is_read_as_by_transformers(tmp_path, name, peer):
 
 def sentence_batch(vocab_file, length=64):
   """`SENTENCES` in pairs, padded."""
-  encoder = tokenization.WordPieceEncoder(vocab_file, True)
+  encoder = WordPieceEncoder(vocab_file, True)
   first = [list(ids) for ids in encoder.encode_batch(SENTENCES)]
   batch = {
     name: np.zeros([3, length], np.int64)

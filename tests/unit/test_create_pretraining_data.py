@@ -31,6 +31,7 @@ from records import (
   tfrecord,
   token_store,
 )
+from text_encoders.base import SPECIAL_TOKENS
 from workers.pool import Pool
 
 SEQ, PREDICTIONS = 32, 6  # settings_of's
@@ -285,7 +286,7 @@ def test_a_single_document_suffices_for_masked_lm_alone(make_of):
 
 def test_a_vocabulary_of_symbols(tmp_path, make_of):
   """As of proteins: nine words, which are letters; no token is unknown."""
-  tokens = [*tokenization.SPECIAL_TOKENS, *"MKTAYIQRL"]
+  tokens = [*SPECIAL_TOKENS, *"MKTAYIQRL"]
   (tmp_path / "symbols.txt").write_text("\n".join(tokens) + "\n")
   flags = dict(do_lower_case=False, dynamic_masks=True)
   flags["vocab_file"] = f"{tmp_path}/symbols.txt"
@@ -425,7 +426,7 @@ def test_letters_that_no_token_spells_are_counted(
   letters = sorted(set(unicodedata.normalize("NFD", "".join(lines))))
   pieces = [f"##{letter}" for letter in letters]
   vocab = tmp_path / "vocab.txt"
-  vocab.write_text("\n".join([*tokenization.SPECIAL_TOKENS, *letters, *pieces]))
+  vocab.write_text("\n".join([*SPECIAL_TOKENS, *letters, *pieces]))
   summary = make_of(
     "\n".join([*lines[::2], "", *lines[1::2]]),
     vocab_file=str(vocab),

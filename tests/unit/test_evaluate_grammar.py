@@ -12,12 +12,12 @@ import runs
 import trained
 from samples import fake_records
 
-import tokenization
 from common.errors import DataError, UserError
 from gradients.distributed import Comm
 from interop import inference, minimal_pairs, model_source, pseudo_likelihood
 from interop.minimal_pairs import Pair
 from records import tf_example, tfrecord, unigrams
+from text_encoders import kinds
 from tools import evaluate_grammar
 
 # Words of one to five pieces: "cat" is c, ##a, ##t.
@@ -88,7 +88,7 @@ def hidden(encoder, text, *within_word):
 
 def test_a_full_stop_is_no_piece_of_the_word_before_it(spm_model):
   """SentencePiece marks words by the space before them, and it has none."""
-  encoder = tokenization.load_tokenizer(None, True, spm_model)
+  encoder = kinds.load_tokenizer(spm_model_file=spm_model)
   alone = pseudo_likelihood.words_alone(encoder)
   of = {token: alone[i] for i, token in enumerate(encoder.tokens) if token}
   words = [
@@ -101,14 +101,14 @@ def test_a_full_stop_is_no_piece_of_the_word_before_it(spm_model):
 
 
 def test_words_of_a_byte_level_bpe(bpe_file):
-  encoder = tokenization.load_tokenizer(tokenizer_file=bpe_file)
+  encoder = kinds.load_tokenizer(tokenizer_file=bpe_file)
   # "the"; the space, c, u, b in a word; and the sign.
   places = [[1], [2, 3, 4, 5], [3, 4, 5], [4, 5], [5], [6]]
   assert hidden(encoder, "the cub.") == places
 
 
 def test_an_unknown_piece_is_in_its_word(spm_model):
-  encoder = tokenization.load_tokenizer(None, True, spm_model)
+  encoder = kinds.load_tokenizer(spm_model_file=spm_model)
   row, copies = copies_of(encoder, "ca\u4dffts cat")
   unknown = row.tolist().index(encoder.unk_id)
   assert 1 < unknown < len(row) - 2

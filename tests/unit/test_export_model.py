@@ -21,7 +21,7 @@ from common.errors import UserError
 from common.tensorflow_v1 import tf
 from convert_checkpoint import Settings
 from interop import inference, model_source
-from tokenization import SPECIAL_TOKENS
+from text_encoders.base import SPECIAL_TOKENS
 
 # In a process that has TensorFlow and nothing of this project, as Serving's;
 # then docs/use_a_model.md's example, which has this project's tokenizer.

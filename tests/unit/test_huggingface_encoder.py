@@ -11,12 +11,13 @@ import samples
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-import text_encoders
-import tokenization
 from common import json_files
 from common.errors import DataError, UserError
-from records import record_report, tf_example, tfrecord, tokenizer_files
-from text_encoders import HuggingFaceEncoder
+from records import record_report, tf_example, tfrecord
+from text_encoders import kinds, tokenizer_files
+from text_encoders.base import SENTENCEPIECE_SPACE, SPECIAL_TOKENS
+from text_encoders.characters import has_chinese, letters_of
+from text_encoders.tokenizer_json import HuggingFaceEncoder
 from tools import inspect_records, train_tokenizer
 
 TEXT = [
@@ -54,14 +55,14 @@ def wordpiece():
   made.normalizer = normalizers.Lowercase()
   made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
   trainer = trainers.WordPieceTrainer(
-    vocab_size=300, special_tokens=[*tokenization.SPECIAL_TOKENS],
+    vocab_size=300, special_tokens=[*SPECIAL_TOKENS],
     show_progress=False,
   )  # fmt: skip
   made.train_from_iterator(TEXT, trainer)
   return made
 
 
-def bpe(prefix=False, special=tokenization.SPECIAL_TOKENS):
+def bpe(prefix=False, special=SPECIAL_TOKENS):
   """As RoBERTa's; merges by chance while it is trained."""
   made = tokenizers.Tokenizer(models.BPE(dropout=0.5))
   made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
@@ -102,10 +103,10 @@ def library(path):
 
 
 def test_there_is_a_kind_for_each_flag():
-  for kind, encoder in tokenization.KINDS.items():
+  for kind, encoder in kinds.KINDS.items():
     assert encoder.kind == kind
-    assert f"--{encoder.flag}" in tokenization.VOCABULARY_FLAGS
-  assert tokenization.VOCABULARIES["tokenizer_file"] == "tokenizer.json"
+    assert f"--{encoder.flag}" in kinds.VOCABULARY_FLAGS
+  assert kinds.VOCABULARIES["tokenizer_file"] == "tokenizer.json"
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -123,7 +124,7 @@ def test_tokens_words_and_places_are_the_librarys(files, name):
     places = zip(want.offsets, spans.starts, spans.ends, strict=True)
     for (a, b), start, end in places:
       assert line[start:end] == line[a:b].strip() and a <= start <= end <= b
-    if not text_encoders.has_chinese(line):
+    if not has_chinese(line):
       same = [a == b for a, b in itertools.pairwise(want.word_ids)]
       assert word.is_continuation[1:].tolist() == same
       assert not word.is_continuation[:1].any()
@@ -134,7 +135,7 @@ def test_text_is_never_a_special_token(files, name):
   encoder = HuggingFaceEncoder(files[name])
   special = {encoder.tokens.index(t) for t in encoder.special.values()}
   assert special >= {encoder.mask_id, encoder.cls_id, encoder.sep_id}
-  text = " ".join([*tokenization.SPECIAL_TOKENS, *OTHERS, "a[MASK]b<s>"])
+  text = " ".join([*SPECIAL_TOKENS, *OTHERS, "a[MASK]b<s>"])
   for ids in (encoder.encode_batch([text])[0], encoder.encode_rest(text)):
     assert special.intersection(ids.tolist()) <= {encoder.unk_id}
   # The library alone reads them as tokens.
@@ -173,7 +174,7 @@ def test_chinese_words_are_jiebas(files, name):
 def test_a_line_that_is_one_word_to_the_library(tmp_path):
   made = unigram()
   made.pre_tokenizer = None
-  made.normalizer = normalizers.Replace(" ", text_encoders.SENTENCEPIECE_SPACE)
+  made.normalizer = normalizers.Replace(" ", SENTENCEPIECE_SPACE)
   made.save(str(tmp_path / "a.json"))
   encoder = HuggingFaceEncoder(str(tmp_path / "a.json"))
   (words,) = encoder.encode_words(["a the cat"])
@@ -186,7 +187,7 @@ def test_letters_and_texts_for_people(files, name):
   encoder = HuggingFaceEncoder(files[name])
   for line in (*TEXT[:5], "北京 😀"):
     (ids,) = encoder.encode_batch([line])
-    letters = text_encoders.letters_of(line)
+    letters = letters_of(line)
     spelt = encoder.letters[ids].sum()
     if name.startswith("bpe"):  # parts of a character count as one each
       assert spelt >= letters and (spelt == letters or not line.isascii())
@@ -239,7 +240,7 @@ def test_what_is_no_tokenizer(tmp_path, content):
   path = tmp_path / "a.json"
   path.write_text(content)
   with pytest.raises(DataError, match=r"a.json: not a tokenizer.json: \w"):
-    tokenization.load_tokenizer(tokenizer_file=str(path))
+    kinds.load_tokenizer(tokenizer_file=str(path))
 
 
 def test_numbers_far_beyond_the_tokens(files, tmp_path):
@@ -251,7 +252,7 @@ def test_numbers_far_beyond_the_tokens(files, tmp_path):
   with pytest.raises(
     DataError, match=r"a.json: renumber its \d+ tokens: one is 2147"
   ):
-    tokenization.load_tokenizer(tokenizer_file=str(path))
+    kinds.load_tokenizer(tokenizer_file=str(path))
 
 
 # Records ----------------------------------------------------------------------
@@ -275,7 +276,7 @@ def trained(tmp_path_factory):
 def test_a_trained_bpe(trained, tmp_path):
   path = str(trained / "tokenizer.json")
   encoder = HuggingFaceEncoder(path)
-  assert tuple(encoder.tokens[:5]) == tokenization.SPECIAL_TOKENS
+  assert tuple(encoder.tokens[:5]) == SPECIAL_TOKENS
   assert 261 < encoder.vocab_size <= 300 and encoder.do_lower_case
   assert not HuggingFaceEncoder(str(trained / "again.json")).do_lower_case
   said = json.loads((trained / "tokenizer_config.json").read_text())

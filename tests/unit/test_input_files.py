@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import predict
-import tokenization
 from checkpoints import checkpoint_files
 from common import json_files
 from common.errors import UserError
@@ -21,6 +20,7 @@ from finetuning import tables
 from interop import inference, minimal_pairs
 from model import huggingface_weights
 from records import data_set, tfrecord
+from text_encoders import kinds
 
 POINTER = (
   b"version https://git-lfs.github.com/spec/v1\n"
@@ -99,14 +99,14 @@ def in_folder(read):
 
 
 def of_sentencepiece(path):
-  return tokenization.load_tokenizer(None, True, path)
+  return kinds.load_tokenizer(spm_model_file=path)
 
 
 READERS = {
   "text": ("wiki.txt", lambda path: text_files.split_into_pieces([path])),
   "records": ("a.tfrecord", lambda path: tfrecord.RecordSet([path])),
   "a manifest": ("a.manifest.json", data_set.Manifest.load),
-  "a vocabulary": ("vocab.txt", tokenization.load_tokenizer),
+  "a vocabulary": ("vocab.txt", kinds.load_tokenizer),
   "sentencepiece": ("spiece.model", of_sentencepiece),
   "a table": ("dev.tsv", tables.read_table),
   "pairs": ("blimp.jsonl", minimal_pairs.read),

@@ -19,7 +19,6 @@ from samples import (
 
 import input_pipeline
 import modeling
-import tokenization
 from benchmarks.step import first_batch
 from common.tensorflow_v1 import tf
 from config import training_plan
@@ -33,6 +32,7 @@ from records import (
   tf_example,
   tfrecord,
 )
+from text_encoders.base import TokenizerInfo
 from training import evaluation
 
 SHAPE = record_shape.RecordShape(32, 5, 100)
@@ -452,7 +452,7 @@ def write_manifest(path, count, **changed):
     settings={"masked_lm_prob": 0.15},
     counts={},
   )
-  values |= {"tokenizer": tokenization.TokenizerInfo(**made), **changed}
+  values |= {"tokenizer": TokenizerInfo(**made), **changed}
   manifest = data_set.Manifest(**values, files=(info,))
   manifest.save(path.removesuffix(".tfrecord") + ".manifest.json")
 

@@ -13,11 +13,11 @@ from conversions import convert, random_values, write_checkpoint
 from samples import LETTERS, TINY
 from test_huggingface_types import EURO, MLM, MODERN, ROBERTA
 
-import tokenization
 from checkpoints import checkpoint_weights
 from gradients.distributed import Comm
 from interop import inference, model_source, pseudo_likelihood
 from interop.predictions import Input, Predictor
+from text_encoders.wordpiece import WordPieceEncoder
 
 SIZE = {"vocab_size": len(LETTERS)}
 MODELS = {
@@ -82,7 +82,7 @@ def test_a_folder_answers_as_the_checkpoint_and_the_export(
   assert opened.names() == has
   inference.export(opened, source, export)
   assert_near(answers(export, inputs), want)
-  encoder = tokenization.WordPieceEncoder(letters, True)
+  encoder = WordPieceEncoder(letters, True)
   sentences = encoder.encode_batch(["a b c", "ab c 1 2 d e f g h"])
   scored = pseudo_likelihood.Scorer(opened, encoder).score(sentences, Comm())
   assert np.isfinite(scored).all() and scored[0] != scored[1]

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from samples import parsed, write_shard
 
-import tokenization
 from common import errors, input_files
 from common.files import file_sha256
 from common.tensorflow_v1 import tf
 from records import data_set, record_report, tf_example, tfrecord
+from text_encoders import kinds
+from text_encoders.base import SPECIAL_TOKENS, TokenizerInfo
 from tools import inspect_records, train_tokenizer
 
 
@@ -54,7 +55,7 @@ MANIFEST = data_set.Manifest(
   max_predictions_per_seq=20,
   examples_per_record=2,
   masking="dynamic",
-  tokenizer=tokenization.TokenizerInfo("wordpiece", "v", "ab", 100, True, 4),
+  tokenizer=TokenizerInfo("wordpiece", "v", "ab", 100, True, 4),
   settings={"masked_lm_prob": 0.15, "do_whole_word_mask": True},
   counts={"examples": 5, "unigram_entropy": 6.5},
   files=(tfrecord.ShardInfo("x.tfrecord", 3, 30, "cd"),),
@@ -156,7 +157,7 @@ def test_a_manifest_of_another_program_is_let_be(tmp_path, key):
 
 # The command ------------------------------------------------------------------
 
-VOCAB = [*tokenization.SPECIAL_TOKENS, *"the cat dog sat play on mat .".split()]
+VOCAB = [*SPECIAL_TOKENS, *"the cat dog sat play on mat .".split()]
 VOCAB += ["##ing", "##s"]
 S, P = 16, 5
 
@@ -203,7 +204,7 @@ def write_set(folder, files, **changes):
   vocab_file = write_vocabulary(folder)
   infos = [write_shard(folder / name, made) for name, made in files.items()]
   first, *_ = next(iter(files.values()))
-  tokenizer = tokenization.TokenizerInfo(
+  tokenizer = TokenizerInfo(
     "wordpiece", "vocab.txt", file_sha256(str(vocab_file)), len(VOCAB), True,
     VOCAB.index("[MASK]"),
   )  # fmt: skip
@@ -349,7 +350,7 @@ def test_pieces_of_sentencepiece(tmp_path, look):
   text = "Ein Mops kam in die Küche ## und stahl dem Koch ein Ei"
   model = tmp_path / "m.model"
   train_tokenizer.train_sentencepiece([text] * 20, str(model), 50, False)
-  encoder = tokenization.load_tokenizer(None, False, str(model))
+  encoder = kinds.load_tokenizer(do_lower_case=False, spm_model_file=str(model))
   (ids,) = encoder.encode_batch([text])
   tokens = [encoder.cls_id, *ids, encoder.sep_id, *ids, encoder.sep_id]
   size, place = len(tokens), 3  # which is to be predicted

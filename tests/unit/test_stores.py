@@ -23,7 +23,8 @@ from common import input_files, stores
 from common.errors import DataError, UserError
 from corpus import documents, text_files
 from corpus.documents import DocumentFormat
-from records import data_set, record_shape, tfrecord, tokenizer_files
+from records import data_set, record_shape, tfrecord
+from text_encoders import tokenizer_files
 from tools import prepare_corpus
 from workers import launchers
 from workers.shared_work import Inputs

@@ -13,11 +13,11 @@ import samples
 import trained
 
 import convert_checkpoint
-import tokenization
 from checkpoints import checkpoint_files, run_folder
 from common import errors, json_files
 from common.tensorflow_v1 import tf
 from config import bert_config
+from text_encoders.wordpiece import WordPieceEncoder
 from tools import plot_metrics, prepare_corpus, train_tokenizer
 from training import evaluation
 
@@ -106,7 +106,7 @@ def train(inputs, folder):
 
 
 def copy_large(inputs, folder):
-  encoder = tokenization.WordPieceEncoder(inputs[1], True)
+  encoder = WordPieceEncoder(inputs[1], True)
   encoder.file = f"{inputs[0]}/text.txt"
   run_folder.write_task(str(folder), {}, encoder)
 

@@ -12,10 +12,15 @@ from hypothesis import strategies as st
 from samples import write_vocabulary
 from tokenizers import models
 
-import text_encoders
 import tokenization
 from common.files import file_sha256
-from records import data_set, tokenizer_files
+from corpus import prose
+from records import data_set
+from text_encoders import kinds, tokenizer_files, wordpiece
+from text_encoders.base import SPECIAL_TOKENS
+from text_encoders.characters import has_chinese, letters_of
+from text_encoders.sentencepiece_model import SentencePieceEncoder
+from text_encoders.wordpiece import WordPieceEncoder, word_spans
 from tools import train_tokenizer
 
 # Characters where Unicode tables, context or splitting could differ.
@@ -44,7 +49,7 @@ def vocab_file(tmp_path_factory):
     [*letters, *("##" + c for c in letters), "ab", "##bc", "MASK", "mask"]
   )
   path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
-  return write_vocabulary(path, [*tokenization.SPECIAL_TOKENS, *pieces])
+  return write_vocabulary(path, [*SPECIAL_TOKENS, *pieces])
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +75,7 @@ def pairs(vocab_file):
   return [
     (
       functools.partial(ids, lower),
-      tokenization.WordPieceEncoder(vocab_file, lower),
+      WordPieceEncoder(vocab_file, lower),
     )
     for lower in (True, False)
   ]
@@ -102,8 +107,8 @@ def test_words_equal_reference_on_every_character():
 
 
 def test_a_full_cache_starts_again(vocab_file, monkeypatch):
-  monkeypatch.setattr(tokenization, "_MAX_CACHED_WORDS", 2)
-  encoder = tokenization.WordPieceEncoder(vocab_file, True)
+  monkeypatch.setattr(wordpiece, "_MAX_CACHED_WORDS", 2)
+  encoder = WordPieceEncoder(vocab_file, True)
   reference = tokenization.FullTokenizer(vocab_file)
   line = "ab cb ab abc b a ab cb"
   want = reference.convert_tokens_to_ids(reference.tokenize(line))
@@ -143,8 +148,8 @@ def test_basic_tokenizer_by_hand(lower, text, want):
   ],
 )
 def test_chinese_characters(inside, outside):
-  assert all(map(tokenization.has_chinese, map(chr, inside)))
-  assert not any(map(tokenization.has_chinese, map(chr, outside)))
+  assert all(map(has_chinese, map(chr, inside)))
+  assert not any(map(has_chinese, map(chr, outside)))
 
 
 def test_wordpiece_by_hand():
@@ -181,9 +186,9 @@ def test_load_vocab_breaks_at_newlines_only(tmp_path):
 )
 def test_line_numbers_are_ids(tmp_path, lines, ids):
   """Blank lines at the end have none: a model has no rows for them."""
-  lines = [*tokenization.SPECIAL_TOKENS, *lines.split(" ")]
+  lines = [*SPECIAL_TOKENS, *lines.split(" ")]
   path = write_vocabulary(tmp_path / "v.txt", lines)
-  encoder = tokenization.load_tokenizer(path)
+  encoder = kinds.load_tokenizer(path)
   assert encoder.encode_batch(["a b"])[0].tolist() == ids[:2]
   assert encoder.vocab_size == max(*ids, encoder.mask_id) + 1
   assert [encoder.tokens[number] for number in ids[:2]] == ["a", "b"]
@@ -194,10 +199,10 @@ def test_line_numbers_are_ids(tmp_path, lines, ids):
 
 
 def test_continuations_and_info(vocab_file):
-  encoder = tokenization.WordPieceEncoder(vocab_file, True)
+  encoder = WordPieceEncoder(vocab_file, True)
   (ids,) = encoder.encode_batch(["abc x"])
   assert encoder.is_continuation[ids].tolist() == [False, True, False]
-  assert not encoder.is_continuation[: len(tokenization.SPECIAL_TOKENS)].any()
+  assert not encoder.is_continuation[: len(SPECIAL_TOKENS)].any()
   assert encoder.vocab_size == len(tokenization.load_vocab(vocab_file))
   info = encoder.info()
   assert (info.kind, info.file) == ("wordpiece", "vocab.txt")
@@ -217,13 +222,15 @@ def test_unfit_vocabularies(tmp_path, tokens, words):
   if tokens is not None:
     write_vocabulary(tmp_path / "v.txt", tokens)
   with pytest.raises(data_set.DataError, match=words):
-    tokenization.load_tokenizer(str(tmp_path / "v.txt"))
+    kinds.load_tokenizer(str(tmp_path / "v.txt"))
 
 
-@pytest.mark.parametrize("files", [(None,), ("v.txt", True, "x.model")])
+@pytest.mark.parametrize(
+  "files", [{}, {"vocab_file": "v.txt", "spm_model_file": "x.model"}]
+)
 def test_load_tokenizer_wants_one_file(files):
   with pytest.raises(ValueError, match="name one"):
-    tokenization.load_tokenizer(*files)
+    kinds.load_tokenizer(**files)
 
 
 def test_case_of_published_checkpoints():
@@ -247,7 +254,7 @@ def test_case_of_published_checkpoints():
   ],
 )  # fmt: skip
 def test_split_sentences(text, language, sentences):
-  assert tokenization.split_sentences(text, language) == sentences
+  assert prose.split_sentences(text, language) == sentences
 
 
 # Training ---------------------------------------------------------------------
@@ -289,9 +296,9 @@ def test_trained_wordpiece_spells_its_text(tmp_path, monkeypatch):
     outputs.add((tmp_path / "vocab.txt").read_bytes())
   assert len(outputs) == 1
   tokens = list(tokenization.load_vocab(out))
-  assert tuple(tokens[:5]) == tokenization.SPECIAL_TOKENS
+  assert tuple(tokens[:5]) == SPECIAL_TOKENS
   assert len(set(tokens)) == len(tokens) <= 60
-  encoder = tokenization.WordPieceEncoder(out, True)
+  encoder = WordPieceEncoder(out, True)
   for ids in encoder.encode_batch(corpus_lines(20)):
     assert len(ids) and encoder.unk_id not in ids
   assert "walk" in tokens and "Walk" not in tokens
@@ -318,7 +325,7 @@ def test_sentencepiece_reads_long_lines(tmp_path):
   assert parts[-1] == lines[2]
   path = str(tmp_path / "long.model")
   train_tokenizer.train_sentencepiece([*lines[:2], "ab"] * 20, path, 30)
-  encoder = tokenization.load_tokenizer(None, True, path)
+  encoder = kinds.load_tokenizer(spm_model_file=path)
   (ids,) = encoder.encode_batch(["xyz xyw 猫"])
   assert encoder.unk_id not in ids
 
@@ -385,15 +392,15 @@ def test_what_a_vocabulary_leaves_out_is_told(
     told.startswith(f"{share} of the letters are left") if share else not told
   )
   # As the report on records counts them.
-  encoder = tokenization.load_tokenizer(out)
+  encoder = kinds.load_tokenizer(out)
   spelt = sum(encoder.letters[ids].sum() for ids in encoder.encode_batch(lines))
-  total = text_encoders.letters_of("".join(lines))
+  total = letters_of("".join(lines))
   assert f"{1 - spelt / total:.1%}" == (share or "0.0%")
 
 
 def test_unknown_letters_of_sentencepiece(spm_file):
   """The library makes one token of several letters that it does not know."""
-  encoder = tokenization.load_tokenizer(None, True, spm_file)
+  encoder = kinds.load_tokenizer(spm_model_file=spm_file)
   for line, unknown in (
     ("walking", 0),
     ("กขคง" * 100, 400),
@@ -403,7 +410,7 @@ def test_unknown_letters_of_sentencepiece(spm_file):
   ):
     (ids,) = encoder.encode_batch([line])
     spelt = encoder.letters[ids].sum()
-    assert text_encoders.letters_of(line) - spelt == unknown
+    assert letters_of(line) - spelt == unknown
 
 
 @pytest.fixture(scope="module")
@@ -414,7 +421,7 @@ def spm_file(tmp_path_factory):
 
 
 def test_sentencepiece(spm_file, tmp_path):
-  encoder = tokenization.load_tokenizer(None, True, spm_file)
+  encoder = kinds.load_tokenizer(spm_model_file=spm_file)
   assert encoder.pad_id == 0
   assert len({encoder.unk_id, encoder.cls_id, encoder.sep_id}) == 3
   lines = ["Walking talked", "", "[MASK] \udc80 sing"]
@@ -435,7 +442,7 @@ def test_the_rest_of_a_line_has_the_tokens_it_has_in_the_line(
 ):
   """Where a word ends, and inside of one: there no space is read."""
   lines = ["the cat sat on the mat.", "a \U0001f600b, c \ud800!", "x\u4f60y"]
-  spm = tokenization.SentencePieceEncoder(spm_file, True)
+  spm = SentencePieceEncoder(spm_file, True)
   for line in [*lines, *corpus_lines()[:20]]:
     spans = spm._pieces(line)
     whole = spm.encode_batch([line])[0].tolist()
@@ -444,7 +451,7 @@ def test_the_rest_of_a_line_has_the_tokens_it_has_in_the_line(
       rest = spm.encode_rest(cleaned[begin:])
       assert rest.tolist() == whole[number:] and rest.dtype == np.int32
   assert spm.encode_rest("").tolist() == []
-  words = tokenization.WordPieceEncoder(vocab_file, True)
+  words = WordPieceEncoder(vocab_file, True)
   assert (
     words.encode_rest("the").tolist() == words.encode_batch(["the"])[0].tolist()
   )
@@ -461,11 +468,11 @@ def test_unfit_sentencepiece_models(tmp_path):
     minloglevel=2,
   )
   with pytest.raises(data_set.DataError, match=r"lacks \[PAD\], \[CLS\]"):
-    tokenization.SentencePieceEncoder(str(tmp_path / "plain.model"), True)
+    SentencePieceEncoder(str(tmp_path / "plain.model"), True)
   noise = tmp_path / "noise.model"
   noise.write_bytes(b"no model")
   with pytest.raises(data_set.DataError, match="noise.model"):
-    tokenization.SentencePieceEncoder(str(noise), True)
+    SentencePieceEncoder(str(noise), True)
 
 
 # Whole words ------------------------------------------------------------------
@@ -486,10 +493,10 @@ def words_of(tokens, is_continuation):
 
 
 def test_wordpiece_words_are_chinese_words_too(tmp_path):
-  vocab = [*tokenization.SPECIAL_TOKENS, *"中国共产党今天在北京开会，。"]
+  vocab = [*SPECIAL_TOKENS, *"中国共产党今天在北京开会，。"]
   vocab += ["hello", "##s", "wor", "##ld"]
   path = write_vocabulary(tmp_path / "vocab.txt", vocab)
-  encoder = tokenization.WordPieceEncoder(path, True)
+  encoder = WordPieceEncoder(path, True)
   lines = [CHINESE, "hellos world", "", "今 天"]
   encoded = encoder.encode_words(lines)
   for ids, words in zip(encoder.encode_batch(lines), encoded, strict=True):
@@ -506,7 +513,7 @@ def test_wordpiece_words_are_chinese_words_too(tmp_path):
 def test_sentencepiece_words_are_chinese_words_too(tmp_path):
   model = str(tmp_path / "m.model")
   train_tokenizer.train_sentencepiece([CHINESE, "hello world"] * 20, model, 40)
-  encoder = tokenization.SentencePieceEncoder(model, True)
+  encoder = SentencePieceEncoder(model, True)
   lines = [CHINESE, "hello world", "", "今天 hello\ud800"]
   encoded = encoder.encode_words(lines)
   for ids, words in zip(encoder.encode_batch(lines), encoded, strict=True):
@@ -540,10 +547,10 @@ def test_names_that_google_berts_tests_use():
 def test_where_words_stand():
   """The words between these places are BasicTokenizer's, cased."""
   text = " I'm\t(a-b) \u4e2d\u6587x\u00ad.\u00a0caf\u00e9\u3000$1_0  \u200b"
-  spans = tokenization.word_spans(text)
+  spans = word_spans(text)
   words = [text[begin:end] for begin, end in spans]
   split = tokenization.BasicTokenizer(do_lower_case=False).tokenize
   assert [word for part in words for word in split(part)] == split(text)
   assert all(len(split(word)) <= 1 for word in words)
   assert words[-1] == "\u200b"  # of which nothing is left
-  assert tokenization.word_spans("") == []
+  assert word_spans("") == []

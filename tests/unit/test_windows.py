@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from samples import write_vocabulary
 
-import tokenization
 from finetuning import windows
 from finetuning.windows import AnswerSettings
-from text_encoders import TokenSpans
+from text_encoders import kinds
+from text_encoders.base import SPECIAL_TOKENS, TokenSpans
 
 
 def cut_by(max_seq_length, doc_stride):
@@ -27,7 +27,7 @@ def best_of(n_best_size, max_answer_length):
 
 
 VOCABULARY = [
-  *tokenization.SPECIAL_TOKENS,
+  *SPECIAL_TOKENS,
   "the", "cafe", "un", "##aff", "##able", "paris", ",", ".", "\u4e2d", "\u03bf",
   "##\u03c2", "i", "##stanbul", "'", "s",
 ]  # fmt: skip
@@ -41,7 +41,7 @@ def vocab_file(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def wordpiece(vocab_file):
-  return tokenization.load_tokenizer(vocab_file)
+  return kinds.load_tokenizer(vocab_file)
 
 
 def parts_of(spans, text):
@@ -85,7 +85,7 @@ def test_any_text_has_spans_in_order(wordpiece, text):
 
 @pytest.fixture
 def sentencepiece(spm_model):
-  return tokenization.load_tokenizer(None, True, spm_model)
+  return kinds.load_tokenizer(spm_model_file=spm_model)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ FLAGS = {
 @pytest.mark.parametrize("form", ["NFC", "NFD"])
 def test_answers_with_dropped_characters(request, kind, lower, form):
   named = {FLAGS[kind]: request.getfixturevalue(kind)}
-  tokenizer = tokenization.load_tokenizer(**named, do_lower_case=lower)
+  tokenizer = kinds.load_tokenizer(**named, do_lower_case=lower)
   for answer in (unicodedata.normalize(form, a) for a in DROPPED):
     # In the first window, and in a later one.
     for context in (f"the {answer} cafe", f"{'cafe ' * 80}{answer} . the"):
@@ -196,7 +196,7 @@ _MIXED = st.text(
 
 @pytest.fixture
 def bpe(bpe_file):
-  return tokenization.load_tokenizer(tokenizer_file=bpe_file)
+  return kinds.load_tokenizer(tokenizer_file=bpe_file)
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece", "bpe"])

@@ -5,16 +5,17 @@ import pytest
 import tokenizers
 from samples import LETTERS
 
-import tokenization
 from finetuning import windows
 from finetuning.windows import SILENT
+from text_encoders import kinds
+from text_encoders.base import SPECIAL_TOKENS
 
 CLS, SEP = LETTERS.index("[CLS]"), LETTERS.index("[SEP]")
 
 
 @pytest.fixture(scope="module")
 def encoder(letters):
-  return tokenization.load_tokenizer(letters, True)
+  return kinds.load_tokenizer(letters, True)
 
 
 def encode(encoder, sentences, max_seq_length=128, doc_stride=64):
@@ -86,7 +87,7 @@ def test_a_words_tokens_are_its_own_within_a_text(encoder, spm_model):
   (window,) = encode(encoder, [given])
   alone = np.concatenate(encoder.encode_batch(given))
   assert window.ids[1:-1].tolist() == alone.tolist()
-  pieces = tokenization.load_tokenizer(None, True, spm_model)
+  pieces = kinds.load_tokenizer(spm_model_file=spm_model)
   (window,) = encode(pieces, [given])
   (text,) = pieces.encode_batch([" ".join(given)])
   assert window.ids[1:-1].tolist() == text.tolist()
@@ -101,13 +102,13 @@ def test_words_of_a_byte_level_bpe_have_their_space(tmp_path):
   made.pre_tokenizer = byte_level(add_prefix_space=False)
   trainer = tokenizers.trainers.BpeTrainer(
     vocab_size=300, show_progress=False,
-    special_tokens=[*tokenization.SPECIAL_TOKENS],
+    special_tokens=[*SPECIAL_TOKENS],
     initial_alphabet=byte_level.alphabet(),
   )  # fmt: skip
   made.train_from_iterator(["a cat and a dog, "] * 9, trainer)
   made.save(str(tmp_path / "tokenizer.json"))
   path = str(tmp_path / "tokenizer.json")
-  encoder = tokenization.load_tokenizer(tokenizer_file=path)
+  encoder = kinds.load_tokenizer(tokenizer_file=path)
   given = ["cat", ",", "dog", "\u00e9a"]
   (window,) = encode(encoder, [given])
   text = made.encode(f" {' '.join(given)}").ids

@@ -22,11 +22,11 @@ from tokenizers import (
   processors,
 )
 
-import tokenization
 from common import files, input_files, json_files, stores
 from common.errors import DataError, UserError
 from common.model_files import TASK_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
-from text_encoders import Encoder, config_beside
+from text_encoders import base, kinds, wordpiece
+from text_encoders.tokenizer_json import HuggingFaceEncoder
 
 _FORM = {
   "do_lower_case?": (bool, None), "tokenizer_class?": (str, None),
@@ -36,23 +36,15 @@ _FORM = {
   "model?": {"type?": str, "vocab?": (dict, list)},
 }  # fmt: skip
 _ADDED_FILE = "added_tokens.json"
-_SPLIT = "the list of added tokens that are split here"
-_MOVED = "the list of ids that are others here"
 # What Hugging Face's files say where text becomes tokens as in google/bert.
 _RULES: dict[str, Sequence] = {
   "tokenizer_class": (
     "None", "Bert", "DistilBert", "Electra", "PreTrained", "TokenizersBackend",
   ),
   "do_basic_tokenize": (True, None), "tokenize_chinese_chars": (True, None),
-  "word_tokenizer_type": ("basic", None),
-  "subword_tokenizer_type": ("wordpiece", None),
   "pre_tokenizer": ({"type": "BertPreTokenizer"},),
-  "model.type": ("WordPiece",), "model.unk_token": (tokenization.UNK,),
-  "model.continuing_subword_prefix": ("##",),
-  "model.max_input_chars_per_word": (
-    tokenization.MAX_INPUT_CHARS_PER_WORD, 100,  # transformers' default
-  ),
-  _SPLIT: ([],), _MOVED: ({},),
+  "model.type": ("WordPiece", None),
+  "the list of tokens that are others here": ([],),
 }  # fmt: skip
 
 # str.lower makes a capital sigma at a word's end another letter than elsewhere
@@ -73,7 +65,9 @@ def normalizer(lower: bool):
   return normalizers.Sequence([_FINAL_SIGMA, bert]) if lower else bert
 
 
-def make_tokenizer(encoder: Encoder, segment_ids: bool = True) -> Tokenizer:
+def make_tokenizer(
+  encoder: base.Encoder, segment_ids: bool = True
+) -> Tokenizer:
   """A tokenizer with the ids of an encoder.
 
   Without `segment_ids` the second text of a pair is of segment 0, too. Unlike
@@ -91,18 +85,18 @@ def make_tokenizer(encoder: Encoder, segment_ids: bool = True) -> Tokenizer:
   return tokenizer
 
 
-def special_ids(encoder: Encoder) -> dict[str, int]:
+def special_ids(encoder: base.Encoder) -> dict[str, int]:
   """Those of "pad", "unk" (if there is one), "cls", "sep" and "mask"."""
   return {role: getattr(encoder, f"{role}_id") for role in encoder.special}
 
 
-def _of_wordpiece(encoder: Encoder) -> Tokenizer:
+def _of_wordpiece(encoder: base.Encoder) -> Tokenizer:
   """Differs from the encoder in rare characters: Unicode tables differ."""
   tokenizer = Tokenizer(
     models.WordPiece(
-      vocab=dict(tokenization.load_vocab(encoder.file)),
-      unk_token=tokenization.UNK,
-      max_input_chars_per_word=tokenization.MAX_INPUT_CHARS_PER_WORD,
+      vocab=dict(wordpiece.load_vocab(encoder.file)),
+      unk_token=base.UNK,
+      max_input_chars_per_word=wordpiece.MAX_INPUT_CHARS_PER_WORD,
     )
   )
   tokenizer.normalizer = normalizer(encoder.do_lower_case)
@@ -111,7 +105,7 @@ def _of_wordpiece(encoder: Encoder) -> Tokenizer:
   return tokenizer
 
 
-def _of_sentencepiece(encoder: Encoder) -> Tokenizer:
+def _of_sentencepiece(encoder: base.Encoder) -> Tokenizer:
   """Differs from the encoder where a letter has several combining marks.
 
   The library loses some of them. It also chooses otherwise between equally
@@ -154,7 +148,7 @@ _MAKERS = {"wordpiece": _of_wordpiece, "sentencepiece": _of_sentencepiece}
 
 def write_tokenizer(
   folder: str,
-  encoder: Encoder,
+  encoder: base.Encoder,
   max_length: int,
   segment_ids: bool = True,
   has_segments: bool = True,
@@ -179,6 +173,23 @@ def write_tokenizer(
 
 # What a folder's files say ----------------------------------------------------
 
+_DO_LOWER_CASE = {
+  "uncased_L-24_H-1024_A-16": True,
+  "uncased_L-12_H-768_A-12": True,
+  "multilingual_L-12_H-768_A-12": True,
+  "chinese_L-12_H-768_A-12": True,
+  "cased_L-12_H-768_A-12": False,
+  "cased_L-24_H-1024_A-16": False,
+  "multi_cased_L-12_H-768_A-12": False,
+}
+
+
+def published_case(init_checkpoint: str | None) -> bool | None:
+  """The do_lower_case of a checkpoint in a folder of google/bert's; or None."""
+  pattern = r"^.*?([A-Za-z0-9_-]+)/bert_model.ckpt"
+  match = re.match(pattern, init_checkpoint or "")
+  return _DO_LOWER_CASE.get(match[1]) if match else None
+
 
 def read(folder: str, name: str) -> dict:
   """A JSON file about a tokenizer; {} without it."""
@@ -190,20 +201,20 @@ def read(folder: str, name: str) -> dict:
 
 def own_case(path: str) -> bool | None:
   """What the `config_beside` says; None without it."""
-  return read(*os.path.split(config_beside(path))).get("do_lower_case")
+  return read(*os.path.split(base.config_beside(path))).get("do_lower_case")
 
 
 def said_case(
-  path: str, kind: type[Encoder] = tokenization.WordPieceEncoder
+  path: str, kind: type[base.Encoder] = wordpiece.WordPieceEncoder
 ) -> dict[str, bool | None]:
   """File -> do_lower_case of a vocabulary, if it says it; the first decides.
 
   A tokenizer.json itself, else a `config_beside` of its own, else those of its
   folder; the last is the folder, whose name may be one of google/bert's.
   """
-  if kind is tokenization.HuggingFaceEncoder:
+  if kind is HuggingFaceEncoder:
     return {path: kind(path, False).do_lower_case}
-  config = config_beside(path)
+  config = base.config_beside(path)
   folder, name = os.path.split(config)
   lower = own_case(path)
   if lower is not None and name != TOKENIZER_CONFIG_FILE:
@@ -216,7 +227,7 @@ def said_case(
   if match:
     cases[os.path.join(folder, TOKENIZER_FILE)] = match[1] == "true"
   published = os.path.join(os.path.abspath(folder), "bert_model.ckpt")
-  return {**cases, folder: tokenization.published_case(published)}
+  return {**cases, folder: published_case(published)}
 
 
 def case(
@@ -249,32 +260,29 @@ def case(
 
 def named(settings) -> dict[str, Any]:
   """Flag -> file; {} if `settings` name none, `UserError` if they name two."""
-  files = {}
-  for flag in tokenization.VOCABULARIES:
-    if getattr(settings, flag):
-      files[flag] = getattr(settings, flag)
+  values = {flag: getattr(settings, flag) for flag in kinds.BY_FLAG}
+  files = {flag: file for flag, file in values.items() if file}
   if len(files) > 1:
-    raise UserError(f"give only one of {tokenization.VOCABULARY_FLAGS}")
+    raise UserError(f"give only one of {kinds.VOCABULARY_FLAGS}")
   return files
 
 
 def load(
   files: dict[str, Any], do_lower_case: bool | None
-) -> tuple[Encoder, list[str]]:
+) -> tuple[base.Encoder, list[str]]:
   """The encoder of a vocabulary in its case, and lines about that.
 
   `files` are as `named`. Raises a `UserError` if the flag contradicts the files
   beside the vocabulary, or if these are of another tokenizer.
   """
-  no_file = (tokenization.WordPieceEncoder.flag, "")  # is refused below
+  no_file = (wordpiece.WordPieceEncoder.flag, "")  # is refused below
   flag, path = next(iter(files.items()), no_file)
-  cases = said_case(path, tokenization.BY_FLAG[flag])
+  cases = said_case(path, kinds.BY_FLAG[flag])
   lower, _, lines = case(cases, do_lower_case, path)
-  encoder = tokenization.load_tokenizer(**files, do_lower_case=lower)
+  encoder = kinds.load_tokenizer(**files, do_lower_case=lower)
   compare(encoder, path)
-  cased = 0
-  for text in {*encoder.texts}.difference(tokenization.SPECIAL_TOKENS):
-    cased += encoder.lower(text) != text
+  texts = {*encoder.texts}.difference(base.SPECIAL_TOKENS)
+  cased = sum(encoder.lower(text) != text for text in texts)
   if lower and cased > encoder.vocab_size // 20:
     lines.append(
       f"{path}: {cased:,} of its tokens have capitals or accents, which "
@@ -287,26 +295,25 @@ def fits(path: str) -> bool:
   """Whether google/bert's rules read a vocab.txt as files beside it say."""
   lower, *_ = case(said_case(path), None, path)
   try:
-    compare(tokenization.WordPieceEncoder(path, lower), path)
+    compare(wordpiece.WordPieceEncoder(path, lower), path)
   except DataError:
     return False
   return True
 
 
-def compare(encoder: Encoder, path: str) -> None:
+def compare(encoder: base.Encoder, path: str) -> None:
   """Raises `DataError` if files beside `path` make other tokens of text.
 
   They are about vocab.txt. Where they only say another case, `case` has a line.
   """
   folder, name = os.path.split(path)
-  words = tokenization.WordPieceEncoder
+  words = wordpiece.WordPieceEncoder
   if (encoder.kind, name) != (words.kind, words.usual_name):
     return
   config = read(folder, TOKENIZER_CONFIG_FILE)
   kind = re.sub("Tokenizer(Fast)?$", "", str(config.get("tokenizer_class")))
   tokenizer = read(folder, TOKENIZER_FILE)
-  for field, value in tokenizer.get("model", {}).items():
-    tokenizer[f"model.{field}"] = value
+  tokenizer["model.type"] = tokenizer.get("model", {}).get("type")
   bert = normalizers.BertNormalizer
   berts = [normalizer(True), normalizer(False), bert(lowercase=True)]
   berts += [bert(lowercase=False), bert(lowercase=True, strip_accents=True)]
@@ -316,12 +323,13 @@ def compare(encoder: Encoder, path: str) -> None:
     accepted.append({**of_file, "type": "BertNormalizer"})
   rules = {**_RULES, "normalizer": accepted}
   rules["strip_accents"] = (encoder.do_lower_case, None)
+  ids = wordpiece.load_vocab(encoder.file)
   for file, fields in {
     TOKENIZER_CONFIG_FILE: {**config, "tokenizer_class": kind},
-    TOKENIZER_FILE: {**tokenizer, _MOVED: _moved(tokenizer, encoder)},
+    TOKENIZER_FILE: tokenizer,
     _ADDED_FILE: {"added_tokens": [*read(folder, _ADDED_FILE)]},
   }.items():
-    fields[_SPLIT] = _split(fields, encoder)
+    fields["the list of tokens that are others here"] = _others(fields, ids)
     for field, value in fields.items():
       if value not in rules.get(field, [value]):
         raise DataError(
@@ -332,32 +340,15 @@ def compare(encoder: Encoder, path: str) -> None:
         )
 
 
-def _moved(tokenizer: dict, encoder: Encoder) -> dict:
-  """token -> id of the tokens that a tokenizer.json numbers otherwise."""
-  vocab = tokenizer.get("model.vocab")
-  if not isinstance(vocab, dict):
-    return {}
-  ours = tokenization.load_vocab(encoder.file)
-  theirs = {token.strip(): number for token, number in vocab.items()}
-  for token in tokenizer.get("added_tokens") or ():
-    theirs[token["content"]] = token["id"]
-  moved = {}
-  for token in {**ours, **theirs}:
-    # "" is an unusual space, see `load_vocab`.
-    if token and theirs.get(token) != ours.get(token):
-      moved[token] = theirs.get(token)
-  return moved
-
-
-def _split(fields: dict, encoder: Encoder) -> list[str]:
-  """The added tokens that an encoder splits, but for google/bert's own."""
-  split = []
+def _others(fields: dict, ids: dict[str, int]) -> list[str]:
+  """Tokens of a file that are none in a vocabulary, or have another id."""
+  vocab = fields.get("model", {}).get("vocab")
+  numbers = dict(vocab) if isinstance(vocab, dict) else {}
   for name in ("added_tokens", "never_split", "additional_special_tokens"):
     for token in fields.get(name) or ():
-      text = str(token.get("content") if isinstance(token, dict) else token)
-      # Twice, because an added token is one inside of a word, too.
-      (ids,) = encoder.encode_batch([2 * text])
-      is_whole = [encoder.tokens[number] for number in ids] == [text, text]
-      if not is_whole and text not in tokenization.SPECIAL_TOKENS:
-        split.append(text)
-  return split
+      content = token if isinstance(token, dict) else {"content": token}
+      text = str(content["content"])
+      numbers[text] = content.get("id", ids.get(text, -1))
+  # A blank token is an unusual space, see `load_vocab`.
+  others = [text for text in numbers if ids.get(text.strip()) != numbers[text]]
+  return [text for text in others if text.strip()]

@@ -1,0 +1,298 @@
+"""google/bert's tokens: words, and their pieces in a vocabulary."""
+
+import collections
+import itertools
+import re
+import unicodedata
+from collections.abc import Sequence
+
+import numpy as np
+
+from common import input_files
+from common.errors import DataError
+from text_encoders import base
+from text_encoders.characters import (
+  has_chinese,
+  is_control,
+  is_punctuation,
+  is_whitespace,
+)
+
+MAX_INPUT_CHARS_PER_WORD = 200
+
+# Words whose pieces an encoder remembers, in about 100 MB at most.
+_MAX_CACHED_WORDS = 500_000
+
+
+def convert_to_unicode(text: str | bytes) -> str:
+  """`text` as str; drops bytes that are not UTF-8."""
+  if isinstance(text, str):
+    return text
+  if isinstance(text, bytes):
+    return text.decode("utf-8", "ignore")
+  raise ValueError(f"text must be str or bytes, not {type(text).__name__}")
+
+
+def load_vocab(vocab_file: str) -> "collections.OrderedDict[str, int]":
+  """Reads a vocabulary: token -> line number; DataError if unreadable."""
+  tokens = _tokens_of(convert_to_unicode(input_files.read(vocab_file)))
+  return collections.OrderedDict((token, i) for i, token in enumerate(tokens))
+
+
+def _tokens_of(text: str) -> list[str]:
+  """The tokens by line number; blank lines at the end hold none.
+
+  Others may be an unusual space, as in published Chinese vocabularies.
+  """
+  # `splitlines` would also break at U+2028, a token of Chinese vocabularies.
+  text = text.rstrip("\n\r\t ")
+  return [line.strip() for line in text.split("\n")] if text else []
+
+
+def convert_by_vocab(vocab, items) -> list:
+  """The values of `items` in `vocab`."""
+  return [vocab[item] for item in items]
+
+
+def whitespace_tokenize(text: str) -> list[str]:
+  """The words of a text, which white space separates."""
+  return text.split()
+
+
+class _CharMap(dict):
+  """A `str.translate` table that a function fills on demand."""
+
+  def __init__(self, function):
+    super().__init__()
+    self._function = function
+
+  def __missing__(self, code):
+    self[code] = value = self._function(chr(code))
+    return value
+
+
+def _cleaned(char):
+  """What a character becomes before lower-casing; None removes it."""
+  if is_whitespace(char):
+    return " "
+  if char == "\ufffd" or is_control(char):
+    return None
+  return f" {char} " if has_chinese(char) else char
+
+
+def _spaced(char):
+  """After NFD: punctuation stands alone."""
+  return f" {char} " if is_punctuation(char) else char
+
+
+def _cleaned_ascii(char):
+  """Cleaned and spaced: ASCII has neither accents nor Chinese."""
+  cleaned = _cleaned(char)
+  return _spaced(char) if cleaned == char else cleaned
+
+
+def _without_accent(char):
+  """Drops a mark that NFD would sort among others."""
+  is_accent = unicodedata.category(char) == "Mn"
+  return None if is_accent and unicodedata.combining(char) else char
+
+
+def _unaccented(char):
+  return None if unicodedata.category(char) == "Mn" else _spaced(char)
+
+
+def _kind(char):
+  """A space ends a word, "." is a word alone, "w" goes on."""
+  if is_whitespace(char):
+    return " "
+  return "." if is_punctuation(char) or has_chinese(char) else "w"
+
+
+class BasicTokenizer:
+  """Text -> words: cleans, lower-cases, splits at spaces, CJK, punctuation.
+
+  Whole texts, not google/bert's single words, make it ten times as fast: a
+  space affects neither NFD nor `lower`'s one context rule (the Greek final
+  sigma).
+  """
+
+  def __init__(self, do_lower_case: bool = True):
+    self.do_lower_case = do_lower_case
+    self._clean = _CharMap(_cleaned)
+    # Before NFD, whose time is quadratic in successive marks.
+    self._strip = _CharMap(_without_accent)
+    self._split = _CharMap(_unaccented if do_lower_case else _spaced)
+    self._ascii = _CharMap(_cleaned_ascii)
+
+  def tokenize(self, text: str | bytes) -> list[str]:
+    """The words of a text; each punctuation sign and CJK character is one."""
+    text = convert_to_unicode(text)
+    if text.isascii():
+      if self.do_lower_case:
+        text = text.lower()
+      return text.translate(self._ascii).split()
+    text = text.translate(self._clean)
+    if self.do_lower_case:
+      text = text.lower().translate(self._strip)
+      text = unicodedata.normalize("NFD", text)
+    return text.translate(self._split).split()
+
+
+def word_spans(text: str) -> list[tuple[int, int]]:
+  """Where `BasicTokenizer`'s words begin and end, in characters of `text`."""
+  kinds = text.translate(_CharMap(_kind))
+  return [word.span() for word in re.finditer(r"w+|\.", kinds)]
+
+
+class WordpieceTokenizer:
+  """Words -> pieces of the vocabulary, greedily, longest first."""
+
+  def __init__(
+    self,
+    vocab,
+    unk_token=base.UNK,
+    max_input_chars_per_word=MAX_INPUT_CHARS_PER_WORD,
+  ):
+    self.vocab = vocab
+    self.unk_token = unk_token
+    self.max_input_chars_per_word = max_input_chars_per_word
+
+  def tokenize(self, text: str | bytes) -> list[str]:
+    """Pieces of words: unaffable is un, ##aff, ##able; or one `unk_token`."""
+    pieces: list[str] = []
+    for word in whitespace_tokenize(convert_to_unicode(text)):
+      pieces += self._pieces(word) or [self.unk_token]
+    return pieces
+
+  def _pieces(self, word):
+    """The pieces of one word; None if it cannot be spelt with them."""
+    if len(word) > self.max_input_chars_per_word:
+      return None
+    pieces, start = [], 0
+    while start < len(word):
+      prefix = "##" if start else ""
+      for end in range(len(word), start, -1):
+        piece = prefix + word[start:end]
+        if piece in self.vocab:
+          break
+      else:
+        return None
+      pieces.append(piece)
+      start = end
+    return pieces
+
+
+# Encoders ---------------------------------------------------------------------
+
+
+class _PieceCache(dict):
+  """word -> tuple of its pieces' ids, in memory of a bounded size."""
+
+  def __init__(self, vocab: dict[str, int]):
+    super().__init__()
+    self._vocab = vocab
+    self._tokenize = WordpieceTokenizer(vocab).tokenize
+
+  def __missing__(self, word):
+    ids = tuple(convert_by_vocab(self._vocab, self._tokenize(word)))
+    # A longer word, which is unknown, may be as long as its line.
+    if len(word) <= MAX_INPUT_CHARS_PER_WORD:
+      if len(self) >= _MAX_CACHED_WORDS:
+        self.clear()
+      self[word] = ids
+    return ids
+
+
+def _respaced(words, is_chinese):
+  """(text, starts of the words in it): spaces separate words for jieba."""
+  text, starts = "", []
+  follows_chinese = False
+  for word, chinese in zip(words, is_chinese, strict=True):
+    if not (chinese and follows_chinese):
+      text += " "
+    starts.append(len(text))
+    text += word
+    follows_chinese = chinese
+  return text, starts
+
+
+class WordPieceEncoder(base.Encoder):
+  """Lines -> exactly `FullTokenizer`'s ids."""
+
+  kind, flag, usual_name = "wordpiece", "vocab_file", "vocab.txt"
+  marks_spaces, mark = False, "##"
+
+  def __init__(self, vocab_file: str, do_lower_case: bool):
+    super().__init__(vocab_file, do_lower_case)
+    try:
+      tokens = _tokens_of(input_files.read(vocab_file).decode())
+    except UnicodeDecodeError as e:
+      raise DataError(f"{vocab_file}: not a vocabulary in UTF-8: {e}") from e
+    vocab = self._set_vocabulary(tokens, base.SPECIAL_BY_ROLE, tokens)
+    self.split_words = BasicTokenizer(do_lower_case).tokenize
+    # Ids of a word's pieces; [UNK]'s if no pieces spell it.
+    self.pieces_of = _PieceCache(vocab).__getitem__
+
+  def encode_batch(self, lines: Sequence[str]) -> list[np.ndarray]:
+    encoded = []
+    for line in lines:
+      pieces = map(self.pieces_of, self.split_words(line))
+      ids = list(itertools.chain.from_iterable(pieces))
+      encoded.append(np.array(ids, np.int32))
+    return encoded
+
+  def encode_words(self, lines: Sequence[str]) -> list[base.WordTokens]:
+    encoded = []
+    for line in lines:
+      words = self.split_words(line)
+      pieces = list(map(self.pieces_of, words))
+      ids = np.array(list(itertools.chain.from_iterable(pieces)), np.int32)
+      is_continuation = self.is_continuation[ids]
+      # The splitter makes a word of each Chinese character.
+      is_chinese = [len(word) == 1 and has_chinese(word) for word in words]
+      if any(is_chinese):
+        firsts = np.cumsum([0, *map(len, pieces[:-1])])
+        text, starts = _respaced(words, is_chinese)
+        is_continuation[firsts] |= base.inside_chinese_words(text, starts)
+      encoded.append(base.WordTokens(ids, is_continuation))
+    return encoded
+
+  def encode_with_spans(self, text: str) -> base.TokenSpans:
+    words = self.split_words(text)
+    shown = {}  # what a character becomes in words
+    for char in set(text):
+      shown[char] = "".join(self.split_words(char))
+    places: list[int] = []  # in the text, of the words' characters
+    for place, char in enumerate(text):
+      places += [place] * len(shown[char])
+    if len(places) != sum(map(len, words)):
+      return self._spans_of_words(text)
+    spans, begin = [], 0
+    for word in words:
+      ids = self.pieces_of(word)
+      sizes = [len(self.tokens[token].removeprefix("##")) for token in ids]
+      if sum(sizes) != len(word):  # the word is unknown
+        ids, sizes = ids[:1], [len(word)]
+      for token, size in zip(ids, sizes, strict=True):
+        spans.append((token, places[begin], places[begin + size - 1] + 1))
+        begin += size
+    return base.TokenSpans.of(spans)
+
+  def _spans_of_words(self, text: str) -> base.TokenSpans:
+    """If neighbours change a character: all tokens of a word have its span."""
+    spans, end = [], 0
+    for word in text.split():
+      start = text.index(word, end)
+      end = start + len(word)
+      for part in self.split_words(word):
+        for token in self.pieces_of(part):
+          spans.append((token, start, end))
+    return base.TokenSpans.of(spans)
+
+  def lower(self, text: str) -> str:
+    return "".join(BasicTokenizer().tokenize(text))
+
+  def config(self) -> dict:
+    lower = self.do_lower_case
+    rules = {"strip_accents": lower, "tokenize_chinese_chars": True}
+    return super().config() | rules
