@@ -27,7 +27,7 @@ from common.errors import UserError
 from common.model_files import TASK_FILE
 from common.settings import run_with, setting
 from config.precision import TYPES
-from interop import inference, model_source, model_writing
+from interop import model_source, model_writing
 from interop.model_source import Source
 from interop.model_writing import Model, task_differences
 from model import huggingface_weights, tasks, weights
@@ -127,6 +127,8 @@ def export(settings: Settings) -> list[str]:
   source = model_source.find(settings.input[0], settings)
   if source.is_export:
     raise UserError(f"{source.path}: exported already; name a checkpoint")
+  from interop import inference  # it loads TensorFlow
+
   model = inference.open_checkpoint(
     source, settings.signatures, settings.precision
   )

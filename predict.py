@@ -28,7 +28,7 @@ from common.console import tell
 from common.errors import DataError, UserError
 from common.settings import in_group, run_with, setting
 from corpus import text_files
-from interop import inference, model_source, predictions
+from interop import model_source, predictions
 
 _input, _output = in_group("Input"), in_group("Output")
 _AT_ONCE = 64  # inputs that are read before their predictions are shown
@@ -110,6 +110,8 @@ def main(settings: Settings, name: str, *texts: str) -> None:
   check_inputs(settings, texts)  # before the model takes its time
   signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # ends as `| head` does
   source = model_source.find(name, settings.given)
+  from interop import inference  # it loads TensorFlow
+
   model = inference.open_model(source)
   predictor = predictions.Predictor(
     model, source, settings.top_k, settings.embedding, settings.max_seq_length

@@ -11,19 +11,15 @@ The data are a task of GLUE by its name, or any table by its columns
 What the model in --output_dir was trained with need not be given again.
 """
 
-from absl import flags
-
-from common import errors
+from finetuning.classification import Classification, ClassifierConfig
+from interop import run_settings
 
 if __name__ == "__main__":
-  errors.leave_when_asked()  # also while TensorFlow is imported
+  # Flags and files are checked first: TensorFlow takes seconds to load.
+  COMMAND = run_settings.read_command(ClassifierConfig)
 
-from common import settings
-from finetuning import classification
-from interop import run_settings
+from finetuning import finetune
 from training import train_loop
 
 if __name__ == "__main__":
-  kind, task = classification.ClassifierConfig, classification.Classification
-  settings.define_flags(kind)
-  train_loop.run_main(lambda _: run_settings.fine_tune(kind, task, flags.FLAGS))
+  train_loop.run_read(lambda: finetune.start(COMMAND, Classification))

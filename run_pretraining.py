@@ -15,12 +15,12 @@ import contextlib
 import functools
 import gc
 
-from absl import flags
-
-from common import errors, input_files
+from config.pretraining import PretrainingConfig
+from interop import run_settings
 
 if __name__ == "__main__":
-  errors.leave_when_asked()  # also while TensorFlow is imported
+  # Flags and files are checked first: TensorFlow takes seconds to load.
+  COMMAND = run_settings.read_command(PretrainingConfig)
 
 import input_pipeline
 import mixed_precision
@@ -33,14 +33,12 @@ from checkpoints import (
   run_folder,
   run_start,
 )
-from common import console, settings
+from common import console, input_files
 from common.console import say
 from common.errors import DataError
 from common.tensorflow_v1 import tf
 from config import stages
-from config.pretraining import PretrainingConfig
 from gradients import sharded_variables
-from interop import run_settings
 from model import huggingface_types, initial_weights, model_flops
 from model.tensor_parallel import Slices
 from records import data_set, record_order
@@ -273,24 +271,13 @@ def pretrain_stage(
   return training_run.run(config, comm, build, snapshot, signals)
 
 
-def main(_) -> None:
-  """Pre-trains, or makes a --dry_run, with the flags' settings."""
-  given = flags.FLAGS
-
-  def configure():
-    config, lines = run_settings.configured(PretrainingConfig, given)
-    if config.do_eval and config.eval_input_file:
-      input_files.expand_patterns(config.eval_input_file)  # an error at once
-    return config, lines
-
-  if given.dry_run:
-    dry_run.run(configure, training_step)
-  else:
-    training_run.start(
-      configure, pretrain, given.num_threads, given.tensor_parallel
-    )
+def main(command: run_settings.Command) -> None:
+  """Pre-trains, or makes a --dry_run."""
+  if not command.flags.dry_run:
+    training_run.start(command, pretrain)
+  elif command.config:  # rank 0 does it for all
+    dry_run.run(command.config, command.lines, training_step)
 
 
 if __name__ == "__main__":
-  settings.define_flags(PretrainingConfig)
-  train_loop.run_main(main)
+  train_loop.run_read(lambda: main(COMMAND))

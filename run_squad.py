@@ -8,19 +8,15 @@
 What the model in --output_dir was trained with need not be given again.
 """
 
-from absl import flags
-
-from common import errors
+from finetuning.squad import Squad, SquadConfig
+from interop import run_settings
 
 if __name__ == "__main__":
-  errors.leave_when_asked()  # also while TensorFlow is imported
+  # Flags and files are checked first: TensorFlow takes seconds to load.
+  COMMAND = run_settings.read_command(SquadConfig)
 
-from common import settings
-from finetuning import squad
-from interop import run_settings
+from finetuning import finetune
 from training import train_loop
 
 if __name__ == "__main__":
-  kind, task = squad.SquadConfig, squad.Squad
-  settings.define_flags(kind)
-  train_loop.run_main(lambda _: run_settings.fine_tune(kind, task, flags.FLAGS))
+  train_loop.run_read(lambda: finetune.start(COMMAND, Squad))

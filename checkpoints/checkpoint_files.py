@@ -12,7 +12,6 @@ import math
 import os
 import re
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -21,10 +20,10 @@ import google_crc32c
 import numpy as np
 
 from common import input_files, json_files
+from common import tensorflow_v1 as later
 from common.console import tell
 from common.errors import UserError, reason
 from common.files import folder_aside, write
-from common.tensorflow_v1 import tf
 
 PREFIX = "model.ckpt"
 _SUFFIXES = (".index", ".data-00000-of-00001")
@@ -33,16 +32,21 @@ _STEP = re.compile(rf"{re.escape(PREFIX)}-(\d+)")
 _ENDING = re.compile(r"\.(index|meta|json|data-\d+-of-\d+)$")  # of its files
 _ASIDE = ".saving"  # the folder in which a checkpoint is being written
 _CHUNK = 16 << 20
-_BFLOAT16 = tf.bfloat16.as_numpy_dtype
-# TensorFlow's reader raises some errors of its own as built-in ones, such as
-# IndexError for "Read less bytes than requested".
-_READ_ERRORS = (tf.errors.OpError, ValueError, IndexError, RuntimeError)
 RETRY_SECONDS = 60  # after a failure
 _held: dict = {}  # prefix -> TensorFlow's open reader, see `hold`
 
 
 class CheckpointError(UserError):
   """A checkpoint that cannot be used; the message says which and why."""
+
+
+def _read_errors() -> tuple:
+  """The errors of TensorFlow's reader.
+
+  It raises some of its own as built-in ones, such as IndexError for "Read less
+  bytes than requested".
+  """
+  return later.tf.errors.OpError, ValueError, IndexError, RuntimeError
 
 
 def _described(path: str) -> dict:
@@ -65,13 +69,15 @@ class Checkpoint:
     try:
       if os.path.isdir(prefix):
         raise ValueError("it is a folder")
-      self._reader = _held.pop(prefix, None) or tf.train.load_checkpoint(prefix)
+      self._reader = _held.pop(prefix, None) or later.tf.train.load_checkpoint(
+        prefix
+      )
       self.shapes: dict = self._reader.get_variable_to_shape_map()
       # TensorFlow reads any file as its older format.
       if not self.shapes:
         raise ValueError("there are no variables in it")
     # MemoryError: a damaged index may state a block of any size.
-    except (*_READ_ERRORS, MemoryError) as e:
+    except (*_read_errors(), MemoryError) as e:
       raise CheckpointError(
         f"{prefix}: no readable checkpoint ({reason(e)}). Name one such as "
         "OUTPUT_DIR/model.ckpt-1000"
@@ -81,12 +87,12 @@ class Checkpoint:
     """Raises `CheckpointError` for a value that is damaged or not finite."""
     try:
       value = np.asarray(self._reader.get_tensor(name))
-    except _READ_ERRORS as e:
+    except _read_errors() as e:
       raise CheckpointError(
         f"{self.path}: damaged ({name}: {reason(e)}). Copy it "
         "again, or delete its files to use the one before"
       ) from e
-    is_float = value.dtype.kind == "f" or value.dtype == _BFLOAT16
+    is_float = value.dtype.kind == "f" or value.dtype.name == "bfloat16"
     if is_float and not np.isfinite(value.astype("f4", copy=False)).all():
       raise CheckpointError(
         f"{self.path}: {name} holds values that are not finite: use an earlier "
@@ -95,25 +101,25 @@ class Checkpoint:
     return value
 
 
-def hold(prefix: str) -> str:
+def hold(prefix: str) -> bool:
   """Opens a chosen checkpoint for the next `Checkpoint` of that name.
 
-  The run that wrote it may go on and remove it before it is read. Only reading
-  it raises what is wrong with it.
+  The run that wrote it may go on and remove it before it is read: False if it
+  is gone already. Only reading it raises what is wrong with it.
   """
   _held.pop(prefix, None)
-  if "tensorflow" in sys.modules:  # else the command starts and chooses again
-    with contextlib.suppress(UserError):
-      held = Checkpoint(prefix)
-      held[min(held.shapes)]  # opens the file of all values
-      _held[prefix] = held._reader
-  return prefix
+  with contextlib.suppress(UserError):
+    held = Checkpoint(prefix)
+    held[min(held.shapes)]  # opens the file of all values
+    _held[prefix] = held._reader
+  return prefix in _held or bool(glob.glob(glob.escape(prefix) + ".*"))
 
 
 class _Writer:
   """Writes values as a TensorFlow checkpoint, apart from the training graph."""
 
   def __init__(self, values: Mapping[str, np.ndarray]):
+    tf = later.tf
     graph = tf.Graph()
     with graph.as_default(), tf.device("/cpu:0"):
       self._prefix = tf.placeholder(tf.string, [])
@@ -151,7 +157,7 @@ def write_weights(prefix: str, values: Mapping, beside: Mapping = {}) -> None:
       )
     try:
       _Writer(values)(name, values)
-    except tf.errors.OpError as e:
+    except later.tf.errors.OpError as e:
       raise CheckpointError(
         f"{prefix} could not be written ({reason(e)})"
       ) from e
@@ -222,7 +228,7 @@ class CheckpointFiles:
     if self.steps() or not os.path.exists(list_file):
       return None
     try:
-      state = tf.train.get_checkpoint_state(self.folder)
+      state = later.tf.train.get_checkpoint_state(self.folder)
       path = state.model_checkpoint_path if state else ""
     except ValueError:  # also what is not UTF-8
       path = ""
@@ -349,7 +355,7 @@ class CheckpointFiles:
     steps = [s for s in self.steps() if s <= newest]
     kept = sorted({*steps[: self.keep], *self._protected.intersection(steps)})
     # Tools read this list, with the newest last.
-    tf.train.update_checkpoint_state(
+    later.tf.train.update_checkpoint_state(
       self.folder, self.prefix(newest), [self.prefix(step) for step in kept]
     )
     for step in set(steps) - set(kept):

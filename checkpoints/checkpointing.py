@@ -15,6 +15,7 @@ from checkpoints.restore import Restore
 from checkpoints.snapshot import SavedVariables, Snapshot
 from common.console import tell
 from common.tensorflow_v1 import OPTIONAL_VARIABLES, tf
+from config.training_plan import SAVED_OF_STAGE
 from gradients import power_sgd
 from records import record_order
 
@@ -23,8 +24,6 @@ _READY_SECONDS = 5.0
 _LEAVE_SECONDS = 10.0
 _TELL_SECONDS = 30.0
 
-# What the variable `stage` has of a `training_plan.Stage`.
-STAGE = ("number", "first_update", "first_record", "first_example")
 _NO_ORDER = record_order.Order(count=0, seed=0)  # of batches from elsewhere
 
 
@@ -52,7 +51,9 @@ class TrainingState:
         make("data_block", order.block),
       ]
       # With --stages: what `training_plan.Stage` has of the same names.
-      self.stage = make("stage", [0] * len(STAGE)) if has_stages else None
+      self.stage = (
+        make("stage", [0] * len(SAVED_OF_STAGE)) if has_stages else None
+      )
       # With --max_train_minutes: how long the run has trained.
       self.seconds = make("seconds", 0.0, tf.float64) if has_budget else None
       if has_budget:
@@ -61,7 +62,7 @@ class TrainingState:
 
   def begin_stage(self, session: tf.Session, stage) -> bool:
     """Whether `stage`, a `training_plan.Stage`, is new; then it begins."""
-    here = [getattr(stage, name) for name in STAGE]
+    here = [getattr(stage, name) for name in SAVED_OF_STAGE]
     if self.stage is None or session.run(self.stage)[0] == here[0]:
       return False
     self.stage.load(here, session)

@@ -32,14 +32,16 @@ def is_written(config) -> bool:
 
 
 @contextlib.contextmanager
-def locked(folder: str, comm, is_written: bool = True):
+def locked(folder: str, comm=None, is_written: bool = True):
   """Rank 0 keeps other runs out of `folder`, if it writes there, in its block.
+
+  Without `comm` there is no other rank.
 
   The system frees the lock however the process ends. In an elastic run rank 0
   of a later world may take over from one that hangs. At the end the file is
   removed, and a folder that was made for it.
   """
-  if not (comm.is_root and is_written):
+  if (comm and not comm.is_root) or not is_written:
     yield
     return
   path = os.path.join(folder, LOCK_FILE)
@@ -68,7 +70,7 @@ def _take(f, folder: str, comm) -> bool:
   except UserError as e:
     f.seek(0)
     holder, _, job = f.read().partition("\n")
-    if comm.elastic and job == _job():
+    if comm and comm.elastic and job == _job():
       return False
     raise UserError(
       f"--output_dir={folder} is in use by {holder or 'another run'}. Wait for "

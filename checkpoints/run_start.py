@@ -5,7 +5,7 @@ A cooldown (--cooldown_from) is the last stage of a run, but in another folder.
 
 import os
 
-from checkpoints import checkpoint_files, checkpointing, description, metrics
+from checkpoints import checkpoint_files, description, metrics
 from checkpoints.checkpoint_files import Checkpoint, CheckpointFiles
 from common.errors import UserError
 from config import training_plan
@@ -21,7 +21,7 @@ def stage(config, comm, snapshot=None) -> training_plan.Stage:
   Raises `UserError` if the stages up to this one were others.
   """
   start = _newest_start(config, snapshot) if comm.is_root else None
-  names = checkpointing.STAGE
+  names = training_plan.SAVED_OF_STAGE
   start = comm.from_root(start) or [0] * len(names)
   return training_plan.Stage(**dict(zip(names, start, strict=True)))
 
@@ -81,7 +81,7 @@ def cooldown(named: str, output_dir: str) -> str:
     prefix, is_constant = files.prefix(step), first <= step <= last
     if named in (folder, prefix) and is_constant:
       if not _has_fallen(reports, first, step):
-        return checkpoint_files.hold(prefix)
+        return prefix
   raise UserError(
     f"--cooldown_from={named}: none of its checkpoints lies in the part whose "
     f"rate is constant by its updates ({first:,} to {last:,} of --lr_schedule="

@@ -35,6 +35,11 @@ def read(argv: list[str]) -> list[str]:
   sys.exit(1)
 
 
+def was_read(argv: list[str]) -> list[str]:
+  """The program alone, of a command line that `read` has taken before."""
+  return argv[:1]
+
+
 def in_place_of(name: str) -> str:
   """What the page has for another project's flag; "" for a flag of nobody."""
   page = _OTHER_PROJECTS.read_text(encoding="utf-8")

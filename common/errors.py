@@ -130,33 +130,50 @@ def leaving_in_c() -> Iterator[None]:
     os.close(reader)
 
 
-def run_main(main: Callable[[list], None], arguments: int | None = 0) -> None:
-  """absl's app.run, but what a user can mend is one line, and status 1.
-
-  `main` gets argv: the program, then `arguments` words; None: at least one, -1:
-  any number.
-  """
+@contextlib.contextmanager
+def in_a_line() -> Iterator[None]:
+  """A block whose errors that a user can mend end the program with a line."""
   console.show_any_text()
-
-  def checked(argv):
-    words = argv[1:]
-    if arguments is None and not words:
-      raise UserError("no file or folder is named; see --help")
-    if arguments not in (None, -1, len(words)):
-      raise UserError(
-        f"{len(words)} arguments that are not flags ({' '.join(words[:3])}), "
-        f"expected {arguments}; is a glob unquoted? See --help"
-      )
-    main(argv)
-
   try:
     try:
-      app.run(checked, flags_parser=command_line.read)
+      yield
     finally:
       console.finish_output()
   except Exception as e:
     if not (isinstance(e, (UserError, OSError)) or remedy(e)):
       raise  # a bug
-    said = str(e) if isinstance(e, UserError) else reason(e)
-    tell(f"{os.path.basename(sys.argv[0])}: error: {said}")
+    text = str(e) if isinstance(e, UserError) else reason(e)
+    tell(f"{os.path.basename(sys.argv[0])}: error: {text}")
     sys.exit(1)
+
+
+def check_words(words: list[str], arguments: int | None) -> None:
+  """Raises `UserError` for another number of words that are no flags.
+
+  `arguments`: how many there must be; None: at least one, -1: any number.
+  """
+  if arguments is None and not words:
+    raise UserError("no file or folder is named; see --help")
+  if arguments not in (None, -1, len(words)):
+    raise UserError(
+      f"{len(words)} arguments that are not flags ({' '.join(words[:3])}), "
+      f"expected {arguments}; is a glob unquoted? See --help"
+    )
+
+
+def run_main(
+  main: Callable[[list], None],
+  arguments: int | None = 0,
+  parser: Callable[[list[str]], list[str]] = command_line.read,
+) -> None:
+  """absl's app.run, but what a user can mend is one line, and status 1.
+
+  `main` gets argv: the program, then the words of `check_words`.
+  """
+
+  def checked(argv):
+    check_words(argv[1:], arguments)
+    main(argv)
+
+  with in_a_line():
+    app.run(checked, flags_parser=parser)

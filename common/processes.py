@@ -27,6 +27,12 @@ def horovodrun(ranks: int, command: list[str]) -> list[str]:
   return [os.path.relpath(HOROVODRUN), "-np", str(ranks), *command]
 
 
+def started() -> tuple[int, int]:
+  """This process' rank and their number, as horovodrun says; else 0 and 1."""
+  rank, size = os.environ.get("HOROVOD_RANK"), os.environ.get("HOROVOD_SIZE")
+  return int(rank or 0), int(size or 1)
+
+
 def end_with(parent: int, number: int) -> None:
   """Makes Linux send this process `number` when its parent ends, however."""
   ctypes.CDLL(None).prctl(1, number)  # PR_SET_PDEATHSIG

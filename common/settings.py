@@ -19,7 +19,8 @@ from typing import Any
 
 from absl import app, flags
 
-from common.errors import UserError, run_main
+from common import command_line
+from common.errors import UserError, check_words, run_main
 
 _MOST = (1 << 31) - 1  # of an integer with a lower limit only
 _LARGEST_FLOAT = 3.4e38  # float32's, about
@@ -219,6 +220,13 @@ def run_with(kind: type, main: Callable, arguments: int | None = 0) -> None:
   run_main(
     lambda argv: main(from_flags(kind, flags.FLAGS), *argv[1:]), arguments
   )
+
+
+def parse(kind: type) -> flags.FlagValues:
+  """Defines the flags of a command without arguments, and reads its words."""
+  define_flags(kind)
+  check_words(command_line.read(sys.argv)[1:], 0)
+  return flags.FLAGS
 
 
 def given(values: flags.FlagValues) -> dict[str, Any]:

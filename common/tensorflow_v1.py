@@ -1,9 +1,9 @@
 """TensorFlow's 1.x API in graph mode, quietly: import `tf` from here only.
 
-The import itself acts: TensorFlow reads its log level while it loads, and
-google/bert's scripts build graphs right after they import it. Modules that also
-serve commands without TensorFlow import this one as `later`: `later.tf` loads
-it when it is used. Set TF_CPP_MIN_LOG_LEVEL=0 to see its start-up messages.
+Importing `tf` loads TensorFlow, for seconds: google/bert's scripts build graphs
+right after it. Modules that also serve commands which check their flags and
+files first import this one as `later`: `later.tf` loads it when it is used. Set
+TF_CPP_MIN_LOG_LEVEL=0 to see its start-up messages.
 """
 
 import contextlib
@@ -13,8 +13,6 @@ import re
 import sys
 import tempfile
 import time
-
-from absl import flags
 
 from common.console import tell
 
@@ -61,30 +59,6 @@ def _without_keras():
     del os.environ["TF_USE_LEGACY_KERAS"]
 
 
-class _Absent(type):
-  """Stands for TensorFlow, and each of its names, in a command that is checked.
-
-  TensorFlow loads for seconds, and what is wrong with flags is told before. But
-  flags are made from configs, whose modules use its names while they are
-  imported: in decorators, tables of types and tuples of errors. So these get
-  stand-ins. The first call with the flags read starts the command again, in the
-  same process, where all names are TensorFlow's.
-  """
-
-  def __getattr__(cls, name):
-    if name.startswith("__"):
-      raise AttributeError(name)
-    # A type of its own, so that they differ; an error that nothing raises.
-    setattr(cls, name, _Absent(name, (Exception,), {}))
-    return getattr(cls, name)
-
-  def __call__(cls, *_, **__):
-    if flags.FLAGS.is_parsed():
-      words = ["-X", _LOADS, *sys.orig_argv[1:]]
-      os.execv(sys.executable, [sys.executable, *words])
-    return cls
-
-
 def _is_command() -> bool:
   """Whether a script of this project runs, not one that imports its modules."""
   root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -93,15 +67,12 @@ def _is_command() -> bool:
   return folder in (root, os.path.join(root, "tools"))
 
 
-_LOADS = "tensorflow"  # Python's option for a command that starts again
 _NAMES = ("tf", "profiler")
 
 
 def _import_quietly():
   is_first = os.environ.get("HOROVOD_RANK", "0") == "0"
   if _is_command() and is_first and not multiprocessing.parent_process():
-    if not flags.FLAGS.is_parsed() and _LOADS not in sys._xoptions:
-      return [_Absent(name, (Exception,), {}) for name in _NAMES]
     tell("starting TensorFlow ...")  # for seconds
   level = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
   # Read once, with the first list of devices; without it --xla=auto compiles

@@ -5,7 +5,7 @@ import copy
 import dataclasses
 from typing import Any, ClassVar, Self
 
-from common import settings
+from common import input_files, settings
 from common.errors import UserError
 from common.settings import in_group, setting
 from config import (
@@ -235,6 +235,9 @@ class RunConfig:
     """Flags whose values are in files that others name: name -> value."""
     del flags
     return {}
+
+  def check_files(self) -> None:
+    """Raises an error for a file to read that is missing."""
 
   def how_to_continue(self) -> str:
     """What to do to train longer, once the training is complete."""
@@ -511,6 +514,11 @@ class PretrainingConfig(RunConfig):
       given = settings.given(flags)
       found |= deepspeed_json.flags_of(cls, flags.config_json, given)
     return found
+
+  def check_files(self):
+    for files in (self.input_file, self.do_eval and self.eval_input_file):
+      if files and (self.do_train or self.do_eval):
+        input_files.expand_patterns(files)
 
   def how_to_continue(self):
     if self.cooldown_from:

@@ -44,6 +44,10 @@ class Stage:
     return self.number + 1 == self.count
 
 
+# What checkpoints have of a `Stage`.
+SAVED_OF_STAGE = ("number", "first_update", "first_record", "first_example")
+
+
 @dataclasses.dataclass(frozen=True)
 class TrainingPlan:
   """The resolved numbers, the same on all ranks."""

@@ -12,9 +12,9 @@ from scipy import special
 from checkpoints.metrics import BestBy
 from common.errors import DataError, UserError
 from common.settings import in_group
-from finetuning import heads, metrics, packed, tables, windows
-from finetuning.finetune import FinetuningConfig
+from finetuning import metrics, packed, tables, windows
 from finetuning.labels import LabelledTask, as_number
+from finetuning.task import FinetuningConfig
 from model import tasks
 
 _data = in_group("Data")
@@ -217,6 +217,8 @@ class Classification(LabelledTask):
     return targets
 
   def head(self, batch, is_training, dropout_seed=None):
+    from finetuning import heads  # it loads TensorFlow
+
     return heads.classification(
       batch, self.outputs, self.config, is_training, dropout_seed
     )

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from checkpoints import description
 from common.errors import DataError, UserError
-from finetuning.finetune import FinetuningTask
+from finetuning.task import FinetuningTask
 from finetuning.task_file import model_folder
 
 _MOST_LABELS = 1000

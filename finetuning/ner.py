@@ -8,10 +8,10 @@ import numpy as np
 
 from checkpoints.metrics import BestBy
 from common.settings import in_group
-from finetuning import entities, heads, packed, tables, windows
-from finetuning.finetune import FinetuningConfig
+from finetuning import entities, packed, tables, windows
 from finetuning.labels import LabelledTask
 from finetuning.sentences import Sentence, SentenceSettings, read_sentences
+from finetuning.task import FinetuningConfig
 from finetuning.windows import SILENT
 from model import tasks
 
@@ -76,6 +76,8 @@ class Ner(LabelledTask):
     return NerSource(path, sentences, np.array(rows), self.config)
 
   def head(self, batch, is_training, dropout_seed=None):
+    from finetuning import heads  # it loads TensorFlow
+
     return heads.tokens(
       batch, self.outputs, self.config, is_training, dropout_seed
     )

@@ -7,12 +7,12 @@ examples. Each attends only to itself and begins at position 0 (see
 
 import hashlib
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from common import tensorflow_v1 as later
 from common.errors import DataError, UserError
-from common.tensorflow_v1 import tf
 from config import training_plan
 from records import packing
 
@@ -31,13 +31,13 @@ class Example(NamedTuple):
 
 
 class FinetuningBatch(NamedTuple):
-  """One rank's micro-batch. B rows of S tokens with up to E examples."""
+  """One rank's micro-batch: Tensors of B rows of S tokens, up to E examples."""
 
-  input_ids: tf.Tensor  # int32 [B, S]
-  input_mask: tf.Tensor  # int32 [B, S], the token's example from 1, 0 padding
-  segment_ids: tf.Tensor  # int32 [B, S]
-  targets: tf.Tensor  # int32 or float32 [B, E, T], or int32 [B, S] of tokens
-  weights: tf.Tensor  # float32 [B, E], 0 where no example has a loss
+  input_ids: Any  # int32 [B, S]
+  input_mask: Any  # int32 [B, S], the token's example from 1, 0 padding
+  segment_ids: Any  # int32 [B, S]
+  targets: Any  # int32 or float32 [B, E, T], or int32 [B, S] of tokens
+  weights: Any  # float32 [B, E], 0 where no example has a loss
 
 
 class Place(NamedTuple):
@@ -122,7 +122,7 @@ class PackedSource:
   def columns(self, numbers, epochs, progress, seed: int) -> dict:
     del epochs, progress, seed  # nothing is drawn here
     arrays = list(self._columns.values())
-    tensors = tf.numpy_function(
+    tensors = later.tf.numpy_function(
       lambda numbers: [array[numbers] for array in arrays],
       [numbers],
       [array.dtype for array in arrays],
@@ -131,13 +131,13 @@ class PackedSource:
       tensor.set_shape([*numbers.shape, *array.shape[1:]])
     return dict(zip(self._columns, tensors, strict=True))
 
-  def batch(self, columns: dict, row_weights: tf.Tensor) -> FinetuningBatch:
+  def batch(self, columns: dict, row_weights) -> FinetuningBatch:
     weights = columns["weights"] * row_weights[:, None]
     return FinetuningBatch(**{**columns, "weights": weights})
 
-  def weights(self, batch: FinetuningBatch) -> tf.Tensor:
+  def weights(self, batch: FinetuningBatch):
     """float [rows, 1]: the weights of each row's examples."""
-    return tf.reduce_sum(batch.weights, axis=1, keepdims=True)
+    return later.tf.reduce_sum(batch.weights, axis=1, keepdims=True)
 
   def plan(self, config, ranks: int) -> training_plan.TrainingPlan:
     accumulation = config.num_accumulation_steps

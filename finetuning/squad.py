@@ -10,8 +10,8 @@ from checkpoints import metrics
 from common import json_files
 from common.errors import DataError
 from common.settings import in_group
-from finetuning import heads, packed, squad_metric, windows
-from finetuning.finetune import FinetuningConfig, FinetuningTask
+from finetuning import packed, squad_metric, windows
+from finetuning.task import FinetuningConfig, FinetuningTask
 from model import tasks
 
 _data = in_group("Data")
@@ -64,6 +64,8 @@ class Squad(FinetuningTask):
     return SquadSource(path, config, part)
 
   def head(self, batch, is_training, dropout_seed=None):
+    from finetuning import heads  # it loads TensorFlow
+
     return heads.span(batch, self.config, is_training, dropout_seed)
 
   def results(self, source, outputs):

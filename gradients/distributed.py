@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from common import processes
 from common.errors import UserError, leaving_in_c
 from common.tensorflow_v1 import monotonic_seconds, tf
 
@@ -270,12 +271,6 @@ def is_elastic() -> bool:
   return os.environ.get("HOROVOD_ELASTIC") == "1"
 
 
-def started() -> tuple[int, int]:
-  """This process' rank and their number, as horovodrun says; else 0 and 1."""
-  rank, size = os.environ.get("HOROVOD_RANK"), os.environ.get("HOROVOD_SIZE")
-  return int(rank or 0), int(size or 1)
-
-
 def load_horovod():
   """Horovod's module; `DistributedError` if it cannot be imported."""
   tf.get_default_graph()  # TensorFlow's start is ours, not Horovod's
@@ -290,7 +285,7 @@ def load_horovod():
 
 
 def _join(tensor_parallel: int) -> Comm:
-  _, size = started()
+  _, size = processes.started()
   if size % tensor_parallel:
     raise DistributedError(
       f"--tensor_parallel={tensor_parallel}: {size} ranks are no multiple of "

@@ -37,7 +37,6 @@ from model import tasks, weights
 from xla_patches import jit
 
 INPUTS = ("input_ids", "input_mask", "segment_ids")
-POSITIONS = "masked_lm_positions"
 _ENCODER = "bert/embeddings/word_embeddings"
 _POOLER = "bert/pooler/dense/kernel"
 # The last one of a model is its default.
@@ -140,7 +139,7 @@ def open_checkpoint(
 def _build(bert: BertConfig, names, labels: int, pools: bool, policy) -> dict:
   """Name -> SignatureDef, with the default one."""
   inputs = {n: tf.placeholder(tf.int32, [None, None], n) for n in INPUTS}
-  positions = tf.placeholder(tf.int32, [None, None], POSITIONS)
+  positions = tf.placeholder(tf.int32, [None, None], tasks.POSITIONS)
   with tf.variable_scope(tf.get_variable_scope(), use_resource=True):
     model = modeling.BertModel(
       bert,
@@ -173,7 +172,7 @@ def _head(
     logits = modeling.next_sentence_logits(bert, features(pooled), policy)
     outputs = {"log_probs": logits.log_probs()}
   elif name == "masked_lm":
-    inputs = {**inputs, POSITIONS: positions}
+    inputs = {**inputs, tasks.POSITIONS: positions}
     places = positions if model.places is None else None
     words = model.get_embedding_table()
     logits = modeling.masked_lm_logits(bert, sequence, words, places, policy)
@@ -241,7 +240,7 @@ def _largest_difference(model: Model, folder: str, bert: BertConfig) -> float:
     "input_ids": rng.integers(bert.vocab_size, size=[2, length]),
     "input_mask": mask,
     "segment_ids": rng.integers(max(1, bert.type_vocab_size), size=[2, length]),
-    POSITIONS: np.zeros([2, 1], np.int32),
+    tasks.POSITIONS: np.zeros([2, 1], np.int32),
   }
   with contextlib.closing(open_export(folder)) as written:
     difference = max(

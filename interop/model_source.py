@@ -120,6 +120,9 @@ def find(model: str, given: Given = NOTHING_GIVEN) -> Source:
   """
   named = tokenizer_files.named(given)
   path, chosen, folder = locate(model)
+  if not (os.path.isdir(path) or checkpoint_files.hold(path)):
+    # The run that wrote it has removed it meanwhile: choose again.
+    path, chosen, folder = locate(model)
   about = description.read(folder)
   task_file, task = os.path.join(folder, TASK_FILE), about.task
   if not task:
@@ -202,7 +205,7 @@ def locate(model: str) -> tuple[str, str, str]:
       "OUTPUT_DIR/model.ckpt-1000), a Hugging Face folder, or an exported one "
       "(convert_checkpoint.py --to=saved_model)"
     )
-  return checkpoint_files.hold(prefix), "as named", os.path.dirname(prefix)
+  return prefix, "as named", os.path.dirname(prefix)
 
 
 def is_model(path: str) -> bool:
@@ -258,7 +261,7 @@ def _find_checkpoint(model: str, task: dict) -> tuple[str, str]:
   if best in steps:
     step, chosen = best, "the best by evaluation"
   files.check(step)
-  return checkpoint_files.hold(files.prefix(step)), chosen
+  return files.prefix(step), chosen
 
 
 def _find_published(model: str, newest: str | None) -> tuple[str, str]:

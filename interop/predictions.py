@@ -16,7 +16,6 @@ from common.console import tell
 from common.errors import DataError, UserError
 from finetuning import entities, task_file, windows
 from finetuning.classification import encode_pair, pair_length
-from interop import inference
 from interop.model_source import Source
 from model import tasks
 from text_encoders.base import MASK
@@ -79,13 +78,16 @@ class Predictor:
 
   def __init__(
     self,
-    model: inference.Model,
+    model,
     source: Source,
     top_k: int = 5,
     embedding: str | None = None,
     max_seq_length: int | None = None,
   ):
-    """Arguments as predict.py's flags; `UserError` for too long a length."""
+    """Of an `inference.Model`; the other arguments are as predict.py's flags.
+
+    Raises `UserError` for too long a length.
+    """
     self._model, self._task, self._top_k = model, source.task, top_k
     self._tokenizer, self._embedding = source.tokenizer(), embedding
     self._length = max_seq_length or source.max_seq_length
@@ -201,7 +203,7 @@ class Predictor:
         "segment_ids": _padded(segments),
       }
       if name == "masked_lm":
-        arrays[inference.POSITIONS] = _padded([self._masks(i) for i in ids])
+        arrays[tasks.POSITIONS] = _padded([self._masks(i) for i in ids])
       outputs = self._model.run(name, arrays)
       for row in range(len(ids)):
         yield {n: value[row] for n, value in outputs.items()}

@@ -16,6 +16,7 @@ from common.console import Progress
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from interop import inference
+from model import tasks
 from text_encoders.base import Encoder
 from text_encoders.characters import has_chinese
 
@@ -139,7 +140,7 @@ class Scorer:
       "input_ids": ids,
       "input_mask": np.ones_like(ids),
       "segment_ids": np.zeros_like(ids),
-      inference.POSITIONS: places,
+      tasks.POSITIONS: places,
     }
     feed = {self._labels: labels}
     for name, info in self._signature.inputs.items():

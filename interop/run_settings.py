@@ -6,18 +6,52 @@ from typing import Any, NamedTuple
 
 from checkpoints import checkpoint_files, description, run_start
 from checkpoints.description import Description
-from common import input_files, settings
+from common import errors, input_files, processes, settings
 from common.errors import UserError
 from common.files import file_sha256
 from config import stages
 from config.bert_config import BertConfig, is_preset, read_bert
 from config.pretraining import PretrainingConfig
-from finetuning import finetune, task_file
+from finetuning import task_file
 from interop import model_source
 from interop.model_source import NOTHING_GIVEN, Given
 from records import data_set
 from text_encoders import kinds, tokenizer_files
-from training import training_run
+from training import services
+
+
+class Command:
+  """The command line of a training, and on rank 0 the config that it gives."""
+
+  def __init__(self, kind: type, flags):
+    self._kind, self.flags = kind, flags
+    self.config: Any = None
+    self.lines: list[str] = []  # for the log
+
+  def configure(self) -> None:
+    """Makes the config; raises `UserError` for what is wrong with files, too.
+
+    Rank 0 alone does it: a moment later another checkpoint may be a folder's
+    newest.
+    """
+    config, self.lines = configured(self._kind, self.flags)
+    config.check_files()
+    services.check_installed(config.report_to)
+    self.config = config
+
+
+def read_command(kind: type) -> Command:
+  """The command line of a script, checked before TensorFlow is loaded.
+
+  What is wrong ends the program with a line; so does a signal.
+  """
+  errors.leave_when_asked()
+  with errors.in_a_line():
+    command = Command(kind, settings.parse(kind))
+    rank, _ = processes.started()
+    if not rank:
+      command.configure()
+  return command
 
 
 class Origin(NamedTuple):
@@ -60,21 +94,16 @@ def configured(kind: type, flags) -> tuple[Any, list[str]]:
   if bert:
     named["bert_config_file"] = bert
   config = settings.from_flags(kind, flags, defaults | in_files, named)
+  # A run that still trains may have removed what was chosen: choose again.
+  if not all(map(checkpoint_files.hold, _checkpoints(origin, named))):
+    return configured(kind, flags)
   return config, lines + told
 
 
-def fine_tune(kind: type, task: type, flags) -> None:
-  """The command of a script for a `FinetuningTask` and its config's class."""
-
-  def configure():
-    config, lines = configured(kind, flags)
-    config.check_files()
-    return config, lines
-
-  def job(config, *world):
-    return finetune.finetune(task(config), *world)
-
-  training_run.start(configure, job, flags.num_threads)
+def _checkpoints(origin: Origin, named: dict) -> list[str]:
+  """The other runs' checkpoints that a new run reads."""
+  chosen = [named.get("cooldown_from"), origin.init if origin.starts else None]
+  return [path for path in chosen if path and not os.path.isdir(path)]
 
 
 def _origin(run: str, given: dict) -> tuple[Origin, dict, list[str]]:

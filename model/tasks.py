@@ -31,6 +31,9 @@ class Head(NamedTuple):
     return self.bias.replace("output_bias", "output_weights")
 
 
+# The signatures' input of a masked LM head: which tokens to predict.
+POSITIONS = "masked_lm_positions"
+
 MASKED_LM = Head(
   "masked LM head", "cls/predictions/output_bias", PRETRAINING, "masked_lm",
   False, "MaskedLM", "fill-mask",

@@ -18,14 +18,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from checkpoints import description
-from common import input_files, json_files
+from common import input_files, json_files, processes
+from common import tensorflow_v1 as later
 from common.console import Progress, say
 from common.errors import DataError, UserError
 from common.settings import in_group, run_with, setting
-from common.tensorflow_v1 import tf
 from config.precision import TYPES
-from gradients import distributed
-from interop import inference, minimal_pairs, model_source, pseudo_likelihood
+from interop import minimal_pairs, model_source
 from records import data_set, tfrecord, unigrams
 from text_encoders.base import Encoder
 
@@ -126,7 +125,10 @@ def count_unigrams(
   )
 
 
-def _open(source: model_source.Source, precision: str) -> inference.Model:
+def _open(source: model_source.Source, precision: str):
+  """The `inference.Model` of a source."""
+  from interop import inference  # it loads TensorFlow
+
   if not source.is_export:
     return inference.open_checkpoint(source, ["masked_lm"], precision)
   if precision != Settings.precision:
@@ -175,6 +177,8 @@ def evaluate(settings: Settings, name: str, comm) -> None:
     f"{len(sentences)} sentences of SHA-256 {digest.hexdigest()}",
   )
   say(comm, *source.lines(), *_about(pairs, sentences, source))
+  from interop import pseudo_likelihood  # it loads TensorFlow
+
   with contextlib.closing(_open(source, settings.precision)) as model:
     within_word = settings.score == _WITHIN_WORD
     scorer = pseudo_likelihood.Scorer(model, encoder, within_word)
@@ -201,11 +205,13 @@ def main(settings: Settings, name: str) -> None:
   """Evaluates on all ranks."""
   # What is missing is told before TensorFlow takes its time.
   input_files.expand_patterns(settings.pairs)
-  if not distributed.started()[0]:
+  if not processes.started()[0]:
     model_source.find(name, settings.given)
+  from gradients import distributed
+
   try:
     evaluate(settings, name, distributed.init())
-  except tf.errors.OpError as e:
+  except later.tf.errors.OpError as e:
     raise distributed.rank_lost(e) or e from e
 
 

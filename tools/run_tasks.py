@@ -32,7 +32,6 @@ from common import console, files, json_files, model_files, processes
 from common.errors import DataError, UserError
 from common.settings import in_group, run_with, setting
 from finetuning.classification import GLUE
-from gradients.distributed import Comm
 from interop import model_source
 from training import next_steps
 
@@ -235,7 +234,7 @@ def main(settings: Settings, model: str, *more: str) -> None:
     "flags": " ".join(words),
     "num_ranks": settings.num_ranks,
   }
-  with run_folder.locked(settings.output_dir, Comm()):
+  with run_folder.locked(settings.output_dir):
     check_folder(settings.output_dir, made_with, tasks)
     if chosen != kept and checkpoint_files.step_of(source.path) is not None:
       keep(source, kept)

@@ -13,7 +13,7 @@ import pathlib
 import signal
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import psutil
@@ -423,15 +423,12 @@ def tell_needs(build: Callable, start: stages.StageStart, ranks: int) -> int:
   return plan.stage.first_update + max(1, updates)
 
 
-def run(configure: Callable, build: Callable) -> None:
-  """Plans a run, and measures what it needs.
+def run(config, about: Sequence[str], build: Callable) -> None:
+  """Plans a run, and measures what it needs; on rank 0.
 
-  `configure` is as for `training_run.start`, `build` as `Job.build`.
+  `about` are lines about the config, `build` is as `Job.build`.
   """
-  rank, started = distributed.started()
-  if rank:
-    return  # horovodrun started it, and rank 0 does it
-  config, about = configure()
+  _, started = processes.started()
   ranks = config.dry_run_ranks or started
   groups, left_over = divmod(ranks, config.tensor_parallel)
   if left_over:

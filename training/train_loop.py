@@ -7,7 +7,7 @@ from collections.abc import Callable
 import input_pipeline
 import optimization
 from checkpoints import checkpointing, metrics
-from common import errors
+from common import command_line, errors
 from common.tensorflow_v1 import tf
 from config import training_plan
 from config.pretraining import RunConfig
@@ -325,7 +325,7 @@ class Evaluations:
     return Stop.NO_BETTER if run.comm.from_root(since) >= limit else None
 
 
-def run_main(main: Callable[[list], None], arguments: int | None = 0) -> None:
+def run_main(main: Callable[[list], None], *settings) -> None:
   """`errors.run_main`; lost ranks, missing memory and stops are a line, too."""
 
   def wrapped(argv):
@@ -336,6 +336,11 @@ def run_main(main: Callable[[list], None], arguments: int | None = 0) -> None:
 
   errors.leave_when_asked()
   try:
-    errors.run_main(wrapped, arguments)
+    errors.run_main(wrapped, *settings)
   finally:
     errors.end_as_decided()
+
+
+def run_read(main: Callable[[], None]) -> None:
+  """`run_main` of a command whose flags have been read."""
+  run_main(lambda _: main(), 0, command_line.was_read)

@@ -5,7 +5,6 @@ import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 
@@ -24,31 +23,24 @@ from training.signals import StopSignals, Watchdog
 from xla_patches import jit
 
 
-def start(
-  configure: Callable[[], tuple[Any, list[str]]],
-  job: Callable,
-  num_threads: int,
-  tensor_parallel: int = 1,
-) -> None:
+def start(command, job: Callable) -> None:
   """Joins the ranks, runs `job`, and ends the program if a signal stopped it.
 
-  `configure` makes the config and lines for the log. Rank 0 alone calls it: a
-  moment later another checkpoint may be a folder's newest. `job`: (config,
-  comm, snapshot=None, signals=None) -> result of `run`.
+  `command`: a `run_settings.Command`. `job`: (config, comm, snapshot=None,
+  signals=None) -> result of `run`.
   """
-  rank, _ = distributed.started()
-  config, lines = None, []
-  if not rank:
-    config, lines = configure()
-    services.check_installed(config.report_to)
-  comm = distributed.init(num_threads, tensor_parallel)
-  say(comm, *lines)
+  flags = command.flags
+  tensor_parallel = getattr(flags, "tensor_parallel", 1)
+  comm = distributed.init(flags.num_threads, tensor_parallel)
+  say(comm, *command.lines)
+  config = command.config
 
   def world(comm, *state):
     nonlocal config
     comm.check_equal("a flag", "\n".join(sys.argv[1:]))
     if comm.is_root and not config:  # the first rank 0 was lost at once
-      config, _ = configure()
+      command.configure()
+      config = command.config
     config = comm.from_root(config)
     if comm.elastic:
       check_elastic(config, tensor_parallel)

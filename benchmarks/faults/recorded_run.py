@@ -21,8 +21,8 @@ import numpy as np
 
 import input_pipeline
 import run_pretraining
-from common import settings
 from common.tensorflow_v1 import tf
+from interop import run_settings
 from training import train_loop
 
 LOG = "RECORDED_RUN"  # environment: where to write
@@ -85,7 +85,7 @@ def record_consumption(path: str) -> None:
 
 
 if __name__ == "__main__":
-  settings.define_flags(run_pretraining.PretrainingConfig)
+  command = run_settings.read_command(run_pretraining.PretrainingConfig)
   rank = os.environ.get("HOROVOD_RANK", "0")
   record_consumption(f"{os.environ[LOG]}-{rank}")
-  train_loop.run_main(run_pretraining.main)
+  train_loop.run_read(lambda: run_pretraining.main(command))

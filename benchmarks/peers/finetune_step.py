@@ -18,6 +18,7 @@ from checkpoints import run_folder
 from common import settings
 from common.tensorflow_v1 import tf
 from finetuning import classification, finetune, ner, squad
+from finetuning.task import FinetuningTask
 from gradients import distributed
 from training import train_loop, training_run
 
@@ -32,7 +33,7 @@ _KINDS = {
 _WARM_UPDATES = 3
 
 
-def serve(task: finetune.FinetuningTask, updates_per_round: int) -> None:
+def serve(task: FinetuningTask, updates_per_round: int) -> None:
   """Trains so many updates for each line on stdin."""
   comm = distributed.init(task.config.num_threads)
   with training_run.graph(task.config):
@@ -73,4 +74,4 @@ def main(argv: list) -> None:
 if __name__ == "__main__":
   settings.define_flags(_KINDS[sys.argv[1]][0])
   flags.DEFINE_integer("updates_per_round", 5, "Updates for each line.")
-  train_loop.run_main(main, arguments=1)
+  train_loop.run_main(main, 1)

@@ -239,11 +239,12 @@ def patched(path, patch: str) -> str:
   path.write_text(
     "import os, signal, time\n"
     "import run_pretraining\n"
-    "from common import settings\n"
+    "from interop import run_settings\n"
     "from training import signals, train_loop\n"
     f"{patch}\n"
-    "settings.define_flags(run_pretraining.PretrainingConfig)\n"
-    "train_loop.run_main(run_pretraining.main)\n"
+    "kind = run_pretraining.PretrainingConfig\n"
+    "command = run_settings.read_command(kind)\n"
+    "train_loop.run_read(lambda: run_pretraining.main(command))\n"
   )
   return str(path)
 

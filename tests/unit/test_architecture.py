@@ -197,9 +197,9 @@ def test_every_module_says_what_it_is():
 
 # Lines of the product, blank ones and docstrings too. What adds lines takes
 # others away; raise this only by what was agreed to for a feature.
-CEILING = 29_800
+CEILING = 29_900
 # Of these lines, those that only refuse something.
-GUARD_SHARE = 0.0653
+GUARD_SHARE = 0.0656
 LONGEST_FUNCTION = 60
 # These are longer, and no other may be.
 LONGER: set[str] = set()

@@ -19,7 +19,7 @@ from checkpoints import checkpointing, metrics
 from common import json_files
 from common.tensorflow_v1 import tf
 from finetuning import heads, packed
-from finetuning.finetune import FinetuningTask
+from finetuning.task import FinetuningTask
 from gradients import distributed
 from model import model_flops, sampled_softmax, tasks
 from records import record_shape, tfrecord

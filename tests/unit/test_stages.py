@@ -470,7 +470,7 @@ def test_a_dry_run_plans_no_stage_after_the_last_update(
     return 5 * len(planned)
 
   monkeypatch.setattr(dry_run, "tell_needs", tell_needs)
-  dry_run.run(lambda: (config, []), run_pretraining.training_step)
+  dry_run.run(config, [], run_pretraining.training_step)
   assert planned == [0, 1]
   told = "stage 2 would be the last: --num_train_steps=10 end there"
   assert told in capsys.readouterr().err
