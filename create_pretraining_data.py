@@ -61,7 +61,7 @@ def report(summary: creation.Summary) -> str:
   return "\n".join([f"{name:<16} {value}" for name, value in rows.items()])
 
 
-def main(settings: creation.Settings) -> None:
+def main(settings: creation.CreationSettings) -> None:
   """Makes records and prints their table."""
 
   def make(worker: work_dir.Worker) -> list[str] | None:
@@ -72,4 +72,4 @@ def main(settings: creation.Settings) -> None:
 
 
 if __name__ == "__main__":
-  run_with(creation.Settings, main)
+  run_with(creation.CreationSettings, main)

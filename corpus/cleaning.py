@@ -1,6 +1,6 @@
-"""The work of tools.prepare_corpus: documents to clean text, some held out.
+"""Documents to a corpus: the work of tools.prepare_corpus.
 
-Any number of workers share the phases (shared_work.py):
+Any number of workers share its phases (workers/shared_work.py):
 
   read   pieces of the input to chunks of documents, without what filters remove
   lines  which documents lose which lines that recur; by part of the hashes
@@ -10,7 +10,8 @@ Any number of workers share the phases (shared_work.py):
 
 Memory holds a chunk, the hashes of a part, or some numbers of each document.
 All goes in the order of the input, so the files are the same for any number of
-workers.
+workers. A document is UTF-8 text from phase to phase: its lines, and from
+`sign` on its sentences, joined by line ends as in the files of the corpus.
 """
 
 import collections
@@ -20,16 +21,17 @@ import hashlib
 import itertools
 import operator
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from common import errors, json_files, stores
-from common.console import Progress, counted
+from common.console import counted
 from corpus import documents, filters, near_duplicates, prose, text_files
+from corpus.report import Summary
 from workers import leases
-from workers.shared_work import SharedWork
+from workers.shared_work import SharedWork, make_chunks
 
 MIN_DOCUMENTS = 20  # fewer give poor random next sentences, and are cut
 PIECE_SENTENCES = 32  # of a cut document
@@ -64,16 +66,12 @@ class Rules:
 class _Chunk(NamedTuple):
   """Consecutive documents, as a phase leaves them: a folder of files."""
 
-  folder: str
-  name: str  # sorts in the order of the input
-
-  @property
-  def path(self) -> str:
-    return os.path.join(self.folder, self.name)
+  path: str
 
   @property
   def done_file(self) -> str:
-    return os.path.join(self.path, f"{self.name}.json")
+    """Counts of the chunk; it is written last."""
+    return os.path.join(self.path, f"{os.path.basename(self.path)}.json")
 
   def texts(self, kind: str) -> list[bytes]:
     with open(os.path.join(self.path, kind), "rb") as f:
@@ -83,35 +81,32 @@ class _Chunk(NamedTuple):
   def array(self, kind: str) -> np.ndarray:
     return np.load(os.path.join(self.path, f"{kind}.npy"))
 
-  def facts(self) -> dict:
+  def counts(self) -> dict:
     return json_files.read_own(self.done_file, _REMEDY)
 
-  def save(
-    self,
-    scratch: str,
-    facts: dict,
-    texts: dict[str, Sequence[bytes]],
-    arrays: dict[str, np.ndarray],
-  ) -> None:
-    """Writes the files in `scratch`, to be delivered."""
-    for kind, items in texts.items():
-      with open(os.path.join(scratch, kind), "wb") as f:
-        f.write(_END.join([*items, b""]))
-    for kind, array in arrays.items():
-      np.save(os.path.join(scratch, kind), array)
-    json_files.write(leases.unfinished(scratch, self.done_file), facts)
-    os.makedirs(self.path, exist_ok=True)
+
+def _write_chunk(
+  done_file: str,
+  counts: dict,
+  texts: dict[str, Sequence[bytes]],
+  arrays: dict[str, np.ndarray],
+) -> None:
+  """Writes a `_Chunk`'s files beside `done_file`, in a worker's own folder."""
+  folder = os.path.dirname(done_file)
+  for kind, items in texts.items():
+    with open(os.path.join(folder, kind), "wb") as f:
+      f.write(_END.join([*items, b""]))
+  for kind, array in arrays.items():
+    np.save(os.path.join(folder, kind), array)
+  json_files.write(done_file, counts)
 
 
-def _total(chunks: Iterable[_Chunk], fact: str) -> int:
-  total = 0
-  for chunk in chunks:
-    total += chunk.facts()[fact]
-  return total
+def _total(chunks: Iterable[_Chunk], count: str) -> int:
+  return sum(chunk.counts()[count] for chunk in chunks)
 
 
 def _removed(document: bytes, reason: str, other: bytes = b"") -> bytes:
-  """A line of removed.tsv: ids of a document, and of one like it."""
+  """A line of removed.tsv: a document, why, and another that it is like."""
   return b"\t".join((document, reason.encode(), other))
 
 
@@ -120,37 +115,36 @@ def _removed(document: bytes, reason: str, other: bytes = b"") -> bytes:
 
 class _ReadTask(NamedTuple):
   pieces: list[text_files.Piece]
-  folder: str
-  number: int
+  output: str  # begins the names of the files
   rules: Rules
 
   @property
   def done_file(self) -> str:
-    return os.path.join(self.folder, f"{self.number:06d}.json")
+    return f"{self.output}.json"
 
-  def chunk(self, number: int) -> _Chunk:
-    return _Chunk(self.folder, f"{self.number:06d}-{number:04d}")
-
-  def chunks(self) -> list[_Chunk]:
-    count = json_files.read_own(self.done_file, _REMEDY)["chunks"]
-    return [self.chunk(number) for number in range(count)]
+  def chunk_file(self, number: int) -> str:
+    return _Chunk(f"{self.output}-{number:04d}").done_file
 
 
 def _read_pieces(task: _ReadTask, scratch: str) -> None:
   """Reads and filters the documents of some pieces."""
-  count = 0
-  items = _documents(task.pieces, task.rules.form)
-  for batch in text_files.gathered(items, _characters, _CHUNK_CHARS):
-    chunk = task.chunk(count)
-    if not os.path.exists(chunk.done_file):
-      _filter_chunk(batch, task.rules, chunk, scratch)
-    count += 1
-  facts = {"chunks": count}
-  json_files.write(leases.unfinished(scratch, task.done_file), facts)
+  rules = task.rules
+  items = _documents(task.pieces, rules.form)
+  size_of = lambda document: sum(map(len, document.lines))
+  batches = text_files.gathered(items, size_of, _CHUNK_CHARS)
+  make_chunks(task, batches, functools.partial(_filter_chunk, rules), scratch)
+
+
+def _documents(
+  pieces: Iterable[text_files.Piece], form: documents.DocumentFormat
+) -> Iterator[documents.Document]:
+  for piece in pieces:
+    yield from documents.read_documents(piece, form)
 
 
 def _groups(pieces: list[text_files.Piece]) -> list[list[text_files.Piece]]:
   """Consecutive pieces, about a usual piece's bytes together."""
+  # A task for each of many small files would take longer than its work.
   groups: list[list[text_files.Piece]] = [[]]
   size = 0.0
   for path, of_file in itertools.groupby(pieces, operator.attrgetter("path")):
@@ -165,20 +159,10 @@ def _groups(pieces: list[text_files.Piece]) -> list[list[text_files.Piece]]:
   return groups if pieces else []
 
 
-def _documents(
-  pieces: Iterable[text_files.Piece], form: documents.DocumentFormat
-) -> Iterator[documents.Document]:
-  for piece in pieces:
-    yield from documents.read_documents(piece, form)
-
-
-def _characters(document: documents.Document) -> int:
-  return sum(map(len, document.lines))
-
-
 def _filter_chunk(
-  batch: list[documents.Document], rules: Rules, chunk: _Chunk, scratch: str
+  rules: Rules, batch: list[documents.Document], done_file: str
 ) -> None:
+  """Writes the chunk of a batch of documents, without what filters remove."""
   ids: list[bytes] = []
   texts, removed, counts = [], [], filters.Counts()
   line_hashes, line_documents = [], []  # documents' numbers in the chunk
@@ -195,8 +179,8 @@ def _filter_chunk(
         line_documents.append(len(ids))
     ids.append(name)
     texts.append(text)
-  chunk.save(
-    scratch,
+  _write_chunk(
+    done_file,
     {
       "read": len(batch),
       "documents": len(ids),
@@ -209,7 +193,6 @@ def _filter_chunk(
       "line_documents": np.array(line_documents, np.uint64),
     },
   )
-  leases.deliver(scratch, chunk.done_file)
 
 
 def _line_hash(line: bytes) -> bytes:
@@ -233,9 +216,9 @@ def _find_recurring(task: _LinesTask, scratch: str) -> None:
   parts, first = [np.zeros((2, 0), np.uint64)], 0
   for chunk in task.chunks:
     hashes, owners = chunk.array("line_hashes"), chunk.array("line_documents")
-    is_ours = (hashes % task.parts == task.part) & (hashes != blank)
-    parts.append(np.stack([hashes, owners + np.uint64(first)])[:, is_ours])
-    first += chunk.facts()["documents"]
+    in_part = (hashes % task.parts == task.part) & (hashes != blank)
+    parts.append(np.stack([hashes, owners + np.uint64(first)])[:, in_part])
+    first += chunk.counts()["documents"]
   lines = np.concatenate(parts, axis=1)
   lines = lines[:, np.argsort(lines[0], kind="stable")]
   # A document counts once for each of its lines.
@@ -253,17 +236,6 @@ def _recurring(files: tuple[str, ...]) -> np.ndarray:
   """Hashes of lines that recur, sorted, and the document that keeps each."""
   lines = np.concatenate([np.load(path) for path in files], axis=1)
   return np.take(lines, np.argsort(lines[0]), axis=1)  # rows are contiguous
-
-
-def _lines_that_stay(task: "_SignTask") -> np.ndarray:
-  """bool [lines of a chunk]: a line that recurs stays in its first document."""
-  hashes = task.source.array("line_hashes")
-  owners = task.source.array("line_documents") + np.uint64(task.first)
-  known, keepers = _recurring(task.recurring)
-  if not len(known):
-    return np.ones(len(hashes), bool)
-  places = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
-  return (known[places] != hashes) | (keepers[places] == owners)
 
 
 # Sentences and signatures -----------------------------------------------------
@@ -307,12 +279,23 @@ def _sign_chunk(task: _SignTask, scratch: str) -> None:
     else:
       removed.append(_removed(name, _EVALUATED if is_known else _EMPTY))
   near_duplicates.write_signatures(kept, scratch)
-  task.signed.save(
-    scratch,
+  _write_chunk(
+    leases.unfinished(scratch, task.done_file),
     {"documents": len(ids), "lines_removed": int(np.sum(~stays))},
     {"ids": ids, "text": kept, "removed": removed},
     {"keys": np.array(keys, np.uint64)},
   )
+
+
+def _lines_that_stay(task: _SignTask) -> np.ndarray:
+  """bool [lines of a chunk]: a line that recurs stays in its first document."""
+  hashes = task.source.array("line_hashes")
+  owners = task.source.array("line_documents") + np.uint64(task.first)
+  known, keepers = _recurring(task.recurring)
+  if not len(known):
+    return np.ones(len(hashes), bool)
+  indices = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
+  return (known[indices] != hashes) | (keepers[indices] == owners)
 
 
 def _key(text: bytes) -> int:
@@ -322,7 +305,7 @@ def _key(text: bytes) -> int:
 
 @functools.lru_cache(1)
 def _ngrams_of(paths: tuple, form: documents.DocumentFormat) -> np.ndarray:
-  """What `near_duplicates.overlaps` looks for, of all documents of files."""
+  """The n-grams of the evaluation sets, as `near_duplicates.overlaps` wants."""
   texts = []
   for document in _documents(documents.split_into_pieces(paths, form), form):
     texts.append("\n".join(document.lines).encode())
@@ -418,107 +401,16 @@ class _Corpus:
       yield from chunk.texts(kind)
 
 
-# All of it --------------------------------------------------------------------
-
-
-class Summary(NamedTuple):
-  """What was made of what; JSON values."""
-
-  read: int  # documents
-  sides: dict[str, list[int]]  # documents and sentences of each file
-  cut: int  # documents that were cut into pieces, which count as documents
-  removed: dict[str, int]  # documents by reason
-  lines_removed: int  # that recur
-  filtered: dict  # `filters.Counts`
-
-  def removals(self) -> Iterator[str]:
-    for reason, number in self.removed.items():
-      yield f"{counted(number, 'document')} removed: {reason}"
-    if self.lines_removed:
-      yield f"{counted(self.lines_removed, 'line')} removed: recur"
-
-  def sections(self) -> list[filters.Section]:
-    sides, removed = [], []
-    for name, (texts, sentences) in self.sides.items():
-      sides.append((name, f"{texts:,}", f"{sentences:,}"))
-    for reason, number in self.removed.items():
-      share = f"{number / max(1, self.read):.2%}"
-      removed.append((reason, f"{number:,}", share))
-    return [
-      ("Input", ("documents",), [(f"{self.read:,}",)]),
-      ("Corpus", ("file", "documents", "sentences"), sides),
-      ("Removed documents", ("reason", "documents", "share"), removed),
-      ("Lines that recur", ("removed",), [(f"{self.lines_removed:,}",)]),
-      filters.section(filters.total([self.filtered]), self.read),
-    ]
-
-
-class _Cleaning(NamedTuple):
-  work: SharedWork
-  rules: Rules
-
-  def read(self, pieces: list[text_files.Piece]) -> list[_Chunk]:
-    folder = self.work.folder("read")
-    tasks: list[_ReadTask] = []
-    for group in _groups(pieces):
-      tasks.append(_ReadTask(group, folder, len(tasks), self.rules))
-    self._run(_read_pieces, tasks, "reading")
-    chunks: list[_Chunk] = []
-    for task in tasks:
-      chunks += task.chunks()
-    return chunks
-
-  def sign(self, sources: list[_Chunk]) -> list[_Chunk]:
-    recurring = self._recurring_lines(sources)
-    folder, first, tasks = self.work.folder("signed"), 0, []
-    for source in sources:
-      signed = _Chunk(folder, source.name)
-      tasks.append(_SignTask(source, first, signed, recurring, self.rules))
-      first += source.facts()["documents"]
-    self._run(_sign_chunk, tasks, "splitting")
-    return [task.signed for task in tasks]
-
-  def _recurring_lines(self, sources: list[_Chunk]) -> tuple[str, ...]:
-    """The files that say which lines recur."""
-    most = self.rules.max_line_documents
-    if most is None:
-      return ()
-    parts = 1 + _total(sources, "lines") // _PART_HASHES
-    folder, tasks = self.work.folder("lines"), []
-    for part in range(parts):
-      path = f"{folder}/lines-{part:04d}.npy"
-      tasks.append(_LinesTask(sources, path, part, parts, most))
-    return tuple(self._run(_find_recurring, tasks, "lines that recur"))
-
-  def find_pairs(self, signed: list[_Chunk]) -> list[str]:
-    parts = 1 + _total(signed, "documents") // _PART_HASHES
-    folder, tasks = self.work.folder("pairs"), []
-    chunks, similarity = [chunk.path for chunk in signed], self.rules.similarity
-    for band in range(near_duplicates.BANDS):
-      for part in range(parts):
-        path = f"{folder}/pairs-{band:02d}-{part:04d}.npy"
-        tasks.append(_PairsTask(chunks, path, band, part, parts, similarity))
-    return self._run(_find_pairs, tasks, "near-duplicates")
-
-  def _run(self, function: Callable, tasks: list, title: str) -> list[str]:
-    """Waits for all tasks; returns their files."""
-    phase, paths = self.work.phase(function, tasks), []
-    with Progress(title, len(tasks), "pieces") as bar:
-      for task in tasks:
-        phase.wait(task.done_file)
-        paths.append(task.done_file)
-        bar.at(len(paths))
-    return paths
+# The phases -------------------------------------------------------------------
 
 
 def clean(
   work: SharedWork, pieces: list[text_files.Piece], rules: Rules
 ) -> tuple[str, Summary]:
-  """(folder with the files of the corpus, what was made)."""
-  cleaning = _Cleaning(work, rules)
-  sources = cleaning.read(pieces)
-  signed = cleaning.sign(sources)
-  pairs = cleaning.find_pairs(signed)
+  """(folder with the files of the corpus, their summary)."""
+  sources = _read(work, pieces, rules)
+  signed = _sign(work, sources, rules)
+  pairs = _pairs(work, signed, rules)
   folder = work.folder("joined")
   path = os.path.join(folder, _SUMMARY)
 
@@ -526,15 +418,58 @@ def clean(
     corpus = _Corpus(signed, pairs, rules)
     summary = _write(scratch, sources, signed, corpus)
     json_files.write(leases.unfinished(scratch, path), summary._asdict())
-    leases.deliver(scratch, path)
-
-  def read_summary() -> Summary | None:
-    if not os.path.exists(path):
-      return None
-    return Summary(**json_files.read_own(path, _REMEDY))
 
   what = "another worker to write the corpus"
-  return folder, work.once("join", join, read_summary, what)
+  work.once(path, join, what)
+  return folder, Summary(**json_files.read_own(path, _REMEDY))
+
+
+def _read(
+  work: SharedWork, pieces: list[text_files.Piece], rules: Rules
+) -> list[_Chunk]:
+  folder, tasks = work.folder("read"), []
+  for number, group in enumerate(_groups(pieces)):
+    tasks.append(_ReadTask(group, f"{folder}/{number:06d}", rules))
+  phase = work.pieces(_read_pieces, tasks)
+  phase.finish("reading")
+  return [_Chunk(os.path.dirname(path)) for path in phase.chunks()]
+
+
+def _sign(
+  work: SharedWork, sources: list[_Chunk], rules: Rules
+) -> list[_Chunk]:
+  """Documents without lines that recur to sentences and signatures."""
+  recurring: list[str] = []
+  most, tasks = rules.max_line_documents, []
+  if most is not None:
+    parts = 1 + _total(sources, "lines") // _PART_HASHES
+    folder = work.folder("lines")
+    for part in range(parts):
+      path = f"{folder}/lines-{part:04d}.npy"
+      tasks.append(_LinesTask(sources, path, part, parts, most))
+    phase = work.phase(_find_recurring, tasks)
+    recurring = phase.finish("lines that recur")
+  folder, first, sign_tasks = work.folder("signed"), 0, []
+  for source in sources:
+    signed = _Chunk(os.path.join(folder, os.path.basename(source.path)))
+    sign_tasks.append(_SignTask(source, first, signed, tuple(recurring), rules))
+    first += source.counts()["documents"]
+  work.phase(_sign_chunk, sign_tasks).finish("splitting")
+  return [task.signed for task in sign_tasks]
+
+
+def _pairs(work: SharedWork, signed: list[_Chunk], rules: Rules) -> list[str]:
+  """The files of pairs of near-duplicates."""
+  parts = 1 + _total(signed, "documents") // _PART_HASHES
+  folder, tasks = work.folder("pairs"), []
+  chunks = [chunk.path for chunk in signed]
+  for band in range(near_duplicates.BANDS):
+    for part in range(parts):
+      path = f"{folder}/pairs-{band:02d}-{part:04d}.npy"
+      tasks.append(
+        _PairsTask(chunks, path, band, part, parts, rules.similarity)
+      )
+  return work.phase(_find_pairs, tasks).finish("near-duplicates")
 
 
 def _write(
@@ -557,11 +492,12 @@ def _write(
     for line in itertools.chain(*lists, corpus.duplicates()):
       removed[line.split(b"\t")[1].decode()] += 1
       f.write(line + b"\n")
+  filtered = filters.total([c.counts()["filters"] for c in sources])
   return Summary(
     read=_total(sources, "read"),
     sides=sides,
     cut=corpus.documents if corpus.is_cut else 0,
     removed=dict(removed.most_common()),
     lines_removed=_total(signed, "lines_removed"),
-    filtered=filters.total([c.facts()["filters"] for c in sources]).to_json(),
+    filtered=filtered.to_json(),
   )

@@ -12,7 +12,6 @@ between spaces, so filters that count them are for languages that have spaces.
 
 import dataclasses
 import functools
-import html
 import itertools
 import json
 import math
@@ -525,60 +524,3 @@ def total(parts: Iterable[dict]) -> Counts:
     for label, fields in part.items():
       counts.setdefault(label, Removed()).add(Removed(**fields))
   return Counts(sorted(counts.items()))
-
-
-# The report -------------------------------------------------------------------
-
-_PAGE = """<!doctype html>
-<meta charset="utf-8">
-<title>Corpus</title>
-<style>
-body {{ font: 15px/1.5 sans-serif; max-width: 60em; margin: 2em auto; }}
-table {{ border-collapse: collapse; margin-bottom: 2em; }}
-td, th {{ padding: .2em 1em .2em 0; text-align: left; vertical-align: top; }}
-td.number {{ text-align: right; }}
-tr {{ border-bottom: 1px solid #ddd; }}
-.text {{ white-space: pre-wrap; }}
-</style>
-<h1>Corpus</h1>
-{sections}
-"""
-Row = tuple[str, ...]
-Section = tuple[str, Row, Sequence[Row]]  # title, heads of the columns, rows
-
-
-def report_page(sections: Iterable[Section]) -> str:
-  """A page with tables, in HTML."""
-  parts = []
-  for title, heads, rows in sections:
-    parts.append(f"<h2>{html.escape(title)}</h2>\n<table>")
-    parts.append(_html_row("th", heads))
-    for row in rows:
-      parts.append(_html_row("td", row))
-    parts.append("</table>")
-  return _PAGE.format(sections="\n".join(parts))
-
-
-def _html_row(kind: str, cells: Row) -> str:
-  row = "<tr>"
-  for cell in cells:
-    look = "number" if re.fullmatch("[0-9.,]+%?", cell) else "text"
-    row += f'<{kind} class="{look}">{html.escape(cell)}</{kind}>'
-  return row
-
-
-def section(counts: Counts, documents: int) -> Section:
-  """The table of what each filter removed, of so many documents."""
-  rows: list[Row] = []
-  for label, removed in counts.items():
-    row = (
-      label,
-      f"{removed.documents:,}",
-      f"{removed.documents / max(1, documents):.2%}",
-      f"{removed.lines:,}",
-      f"{removed.characters:,}",
-      "\n".join(removed.examples),
-    )
-    rows.append(row)
-  heads = "filter", "documents", "share", "lines", "characters", "examples"
-  return "Filters", heads, rows

@@ -24,7 +24,7 @@ _records, _workers = in_group("Records"), in_group("Shards and workers")
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class CreationSettings:
   """What to make of which text; fields have the flags' names."""
 
   # High limits exceed what anybody wants; far larger values run out of memory.
@@ -146,7 +146,7 @@ class Settings:
     return input_files.listed(self.output_file)
 
   @property
-  def given_shards(self) -> int | None:
+  def explicit_shards(self) -> int | None:
     """The number of record files; None: the corpus decides."""
     files = len(self.output_paths)
     return files if files > 1 else self.num_shards

@@ -20,7 +20,7 @@ from records import (
   tfrecord,
   token_store,
 )
-from records.creation_settings import Settings
+from records.creation_settings import CreationSettings
 from workers import leases
 
 _ENCODE_ROWS = 256  # records encoded at once: amortizes NumPy's overhead
@@ -36,7 +36,7 @@ class ShardTask(NamedTuple):
   shard: int
   num_shards: int
   num_blocks: int  # of each shard
-  settings: Settings
+  settings: CreationSettings
   tokenizer: token_store.TokenizerSpec
 
   @property
@@ -81,7 +81,7 @@ class _Example(NamedTuple):
 
 
 def _rows(
-  examples: list[_Example], packs: list[list[int]], settings: Settings
+  examples: list[_Example], packs: list[list[int]], settings: CreationSettings
 ) -> dict[str, np.ndarray]:
   """The features of a record for each of `packs`, without masks."""
   rows, size = len(packs), settings.max_seq_length

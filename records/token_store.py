@@ -21,7 +21,7 @@ from records import instances
 from text_encoders import kinds
 from text_encoders.base import Encoder
 from text_encoders.characters import letters_of
-from workers import leases
+from workers.shared_work import make_chunks
 
 CHUNK_BYTES = 2 << 20  # of text; a piece of a plain file is about one chunk
 
@@ -81,26 +81,15 @@ class PieceTask(NamedTuple):
 
 
 def tokenize_piece(task: PieceTask, scratch: str) -> None:
-  """Tokenizes one piece into its chunk files; runs in a worker.
-
-  A chunk is in the folder `scratch` until it is whole. Those that an earlier
-  worker made stay.
-  """
+  """Tokenizes one piece into its chunk files; runs in a worker."""
   batches = text_files.read_batches(task.piece, task.text)
-  chunks = text_files.gathered(batches, _text_bytes, CHUNK_BYTES)
-  for number, chunk in enumerate(chunks):
-    path = task.chunk_file(number)
-    if not os.path.exists(path):
-      aside = os.path.join(scratch, "chunk")
-      _tokenize_chunk(chunk, task, aside)
-      os.replace(aside, path)
-  open(leases.unfinished(scratch, task.done_file), "wb").close()
+  text_bytes = operator.attrgetter("bytes")
+  chunks = text_files.gathered(batches, text_bytes, CHUNK_BYTES)
+  tokenize = functools.partial(_tokenize_chunk, task)
+  make_chunks(task, chunks, tokenize, scratch)
 
 
-_text_bytes = operator.attrgetter("bytes")
-
-
-def _tokenize_chunk(chunk: list[Batch], task: PieceTask, path: str) -> None:
+def _tokenize_chunk(task: PieceTask, chunk: list[Batch], path: str) -> None:
   tokenizer = load_tokenizer(task.tokenizer)
   dtype = token_dtype(tokenizer.vocab_size)
   lines: list[str] = []
@@ -276,27 +265,29 @@ def _cuts(sentence_offsets, first: int, last: int, size: int) -> np.ndarray:
   return places[places < last]
 
 
-def _check_size(path: str, least: int) -> None:
-  size = os.path.getsize(path) if os.path.exists(path) else 0
-  if size < least:
-    raise errors.DataError(
-      f"{path}: {size} bytes, but {least} were written: it is damaged; "
-      f"{_REMEDY}"
-    )
-
-
 def store_counts(folder: str) -> CorpusCounts | None:
-  """What the store holds; None if it is incomplete, DataError if damaged."""
-  path = os.path.join(folder, COUNTS)
-  if not os.path.exists(path):
-    return None
-  values = json_files.read_own(path, _REMEDY)
+  """As `read_counts`; None if the store is not complete."""
+  is_complete = os.path.exists(os.path.join(folder, COUNTS))
+  return read_counts(folder) if is_complete else None
+
+
+def read_counts(folder: str) -> CorpusCounts:
+  """What a complete store holds; DataError if it is damaged."""
+  values = json_files.read_own(os.path.join(folder, COUNTS), _REMEDY)
   token_bytes = token_dtype(values.pop("vocab_size")).itemsize
   counts = CorpusCounts(**values)
-  join = os.path.join
-  _check_size(join(folder, _TOKENS), token_bytes * counts.tokens)
-  _check_size(join(folder, _SENTENCES), 8 * (counts.sentences + 1))
-  _check_size(join(folder, _DOCUMENTS), 8 * (counts.documents + 1))
+  for name, least in (
+    (_TOKENS, token_bytes * counts.tokens),
+    (_SENTENCES, 8 * (counts.sentences + 1)),
+    (_DOCUMENTS, 8 * (counts.documents + 1)),
+  ):
+    path = os.path.join(folder, name)
+    size = os.path.getsize(path) if os.path.exists(path) else 0
+    if size < least:
+      raise errors.DataError(
+        f"{path}: {size} bytes, but {least} were written: it is damaged; "
+        f"{_REMEDY}"
+      )
   return counts
 
 

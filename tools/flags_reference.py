@@ -11,7 +11,7 @@ from common.settings import markdown, settings_of
 
 # Command -> the dataclass of its settings; some are in modules above this one.
 COMMANDS = {
-  "create_pretraining_data.py": "records.creation.Settings",
+  "create_pretraining_data.py": "records.creation.CreationSettings",
   "run_pretraining.py": "config.pretraining.PretrainingConfig",
   "run_classifier.py": "finetuning.classification.ClassifierConfig",
   "run_squad.py": "finetuning.squad.SquadConfig",

@@ -13,7 +13,6 @@ matter, and new text moves few of them. A stop leaves the finished work in
 corpus/train.txt.unfinished, from which the same command resumes.
 """
 
-import contextlib
 import dataclasses
 import functools
 import json
@@ -28,6 +27,7 @@ from common.console import counted
 from common.files import file_sha256, write
 from common.settings import check, in_group, run_with, setting
 from corpus import cleaning, documents, filters, text_files
+from corpus.report import Summary
 from text_encoders import tokenizer_files
 from text_encoders.base import config_beside
 from workers import launchers, work_dir
@@ -51,7 +51,7 @@ _text, _clean = in_group("Text"), in_group("Cleaning")
 
 @dataclasses.dataclass(frozen=True)
 class CorpusSettings:
-  """What to make; the names are the flags'."""
+  """The flags of tools.prepare_corpus."""
 
   # fmt: off
   output_dir: str = setting(help="Folder to write to, or its URL (s3://...).",
@@ -66,7 +66,7 @@ class CorpusSettings:
   text_field: str = _text(*text_files.TEXT_FIELD)
   id_field: str = _text("id",
     "Field or column with the name of a document, for removed.tsv. Without it "
-    "a document is named by its file and place.")
+    "a document is named by its file, and its first byte or row.")
   whole_files: bool = _text(False,
     "A file of plain text is one document. Blank lines only end its "
     "paragraphs.")
@@ -83,8 +83,8 @@ class CorpusSettings:
     "Number of documents that may have an equal line. If more have it, only "
     "the first keeps it. Default: any number.", low=1)
   near_duplicates: float = _clean(0.8,
-    "Jaccard similarity of the sequences of five words of two documents, from "
-    "which they are duplicates. Only the first stays.", low=0.5, high=1)
+    "Jaccard similarity of the 5-grams of words of two documents, from which "
+    "they are duplicates. Only the first stays.", low=0.5, high=1)
   keep_duplicates: bool = _clean(False,
     "Keep duplicates. All of them are in train.txt, or all in heldout.txt.")
   decontaminate: str = _clean("",
@@ -109,8 +109,21 @@ class CorpusSettings:
     text = text_files.TextFormat("", self.text_field, self.encoding)
     return documents.DocumentFormat(text, self.id_field, self.whole_files)
 
-  def place(self, name: str) -> stores.OnDisk | stores.InStore:
-    """Where a file of the corpus goes."""
+  def rules(self) -> cleaning.Rules:
+    """What becomes of the documents; reads the settings of filters."""
+    return cleaning.Rules(
+      form=self.form,
+      filters=filters.Filters.load(self.filters),
+      language=self.language,
+      max_line_documents=self.max_line_documents,
+      evaluation_sets=documents.expand_patterns(self.decontaminate),
+      similarity=self.near_duplicates,
+      keep_duplicates=self.keep_duplicates,
+      heldout_fraction=self.heldout_fraction,
+    )
+
+  def output(self, name: str) -> stores.OnDisk | stores.InStore:
+    """A file of the corpus, by its name."""
     return stores.at(os.path.join(self.output_dir, name))
 
 
@@ -148,11 +161,70 @@ def wikipedia_leads(cache_dir: str) -> str:
   return path
 
 
-def _publish(
-  folder: str, summary: cleaning.Summary, settings: CorpusSettings
-) -> list[str]:
-  """Moves the files to their places; lines about them, for people."""
-  place = settings.place
+def prepare(
+  settings: CorpusSettings, worker: work_dir.Worker | None = None
+) -> list[str] | None:
+  """Writes train.txt and heldout.txt, removed.tsv and report.html.
+
+  The worker that moves the files to their folder gets lines for people, the
+  others None.
+  """
+  if settings.corpus:
+    paths = documents.expand_patterns(settings.corpus)
+  else:
+    paths = [wikipedia_leads(settings.cache_dir)]
+  train = settings.output(cleaning.TRAIN)
+  heldout = settings.output(cleaning.HELDOUT)
+  input_files.check_not_written(paths, "--corpus", train.name, heldout.name)
+  rules = settings.rules()
+  pieces = documents.split_into_pieces(paths, settings.form)
+  if settings.dry_run:
+    pieces = pieces[:: -(-len(pieces) // _SAMPLE_PIECES)]
+  inputs = Inputs.of([*paths, *rules.evaluation_sets])
+
+  def make(work: SharedWork) -> list[str]:
+    folder, summary = cleaning.clean(work, pieces, rules)
+    inputs.expect_unchanged()
+    work.await_publishing()
+    settings.output(cleaning.REPORT).write(summary.page().encode())
+    if settings.dry_run:
+      work.attempt.finish()
+      return _lines(summary, settings)
+    names = [cleaning.TRAIN, cleaning.REMOVED]
+    is_english = settings.language == "en"
+    # Without this file the vocabulary of a corpus is lower-cased.
+    if not is_english or tokenizer_files.own_case(train.name) is False:
+      names.append(config_beside(cleaning.TRAIN))
+      case = {"do_lower_case": is_english}
+      json_files.write(os.path.join(folder, names[-1]), case)
+    # Beside a new train.txt an old heldout.txt would hold what is trained on:
+    # so it goes first and comes last.
+    moves = []
+    for name in (*names, cleaning.HELDOUT):
+      moves.append((os.path.join(folder, name), settings.output(name)))
+    work.publish(moves)
+    return _lines(summary, settings)
+
+  # All that decides the files: a command with the same plan resumes.
+  plan = dataclasses.asdict(rules) | {
+    "files": inputs.states,
+    "dry_run": settings.dry_run,
+    "version": _PLAN_VERSION,
+  }
+  job = work_dir.Job(train.place_of_work(), plan, "--output_dir")
+  worker, processes = worker or work_dir.alone(), settings.workers.num_workers
+  return share(make, job, worker, processes)
+
+
+def _lines(summary: Summary, settings: CorpusSettings) -> list[str]:
+  """What the command prints about a corpus."""
+  lines = []
+  for name, (count, sentences) in summary.sides.items():
+    counts = f"{count:,} documents, {sentences:,} sentences"
+    lines.append(f"{settings.output(name).name}: {counts}")
+  lines += summary.removals()
+  if settings.dry_run:
+    return lines
   notes = [] if settings.corpus else [WIKIPEDIA_NOTE]
   if summary.cut:
     notes.append(
@@ -160,74 +232,7 @@ def _publish(
       f"separate them): cut into pieces of up to {cleaning.PIECE_SENTENCES} "
       "sentences, which count as documents."
     )
-  report = []
-  for name, (count, sentences) in summary.sides.items():
-    counts = f"{count:,} documents, {sentences:,} sentences"
-    report.append(f"{place(name).name}: {counts}")
-  report += summary.removals()
-  page = filters.report_page(summary.sections())
-  place(cleaning.REPORT).write(page.encode())
-  if settings.dry_run:
-    return report
-  # Beside a new train.txt an old heldout.txt would hold what is trained on.
-  if os.path.exists(os.path.join(folder, cleaning.HELDOUT)):
-    place(cleaning.HELDOUT).remove()
-  for name in (cleaning.TRAIN, cleaning.REMOVED, cleaning.HELDOUT):
-    # A worker that was thought to be gone may have moved it.
-    with contextlib.suppress(FileNotFoundError):
-      place(name).take(os.path.join(folder, name))
-  train = place(cleaning.TRAIN).name
-  is_english = settings.language == "en"
-  if not is_english or tokenizer_files.own_case(train) is False:
-    json_files.write(config_beside(train), {"do_lower_case": is_english})
-  return report + [textwrap.fill(note, 80) for note in notes]
-
-
-def prepare(
-  settings: CorpusSettings, worker: work_dir.Worker | None = None
-) -> list[str] | None:
-  """Writes train.txt and heldout.txt, removed.tsv and report.html.
-
-  The worker that moves the files to their places gets lines for people, the
-  others None.
-  """
-  if settings.corpus:
-    paths = documents.expand_patterns(settings.corpus)
-  else:
-    paths = [wikipedia_leads(settings.cache_dir)]
-  train, heldout = map(settings.place, (cleaning.TRAIN, cleaning.HELDOUT))
-  input_files.check_not_written(paths, "--corpus", train.name, heldout.name)
-  evaluation_sets = documents.expand_patterns(settings.decontaminate)
-  rules = cleaning.Rules(
-    form=settings.form,
-    filters=filters.Filters.load(settings.filters),
-    language=settings.language,
-    max_line_documents=settings.max_line_documents,
-    evaluation_sets=evaluation_sets,
-    similarity=settings.near_duplicates,
-    keep_duplicates=settings.keep_duplicates,
-    heldout_fraction=settings.heldout_fraction,
-  )
-  pieces = documents.split_into_pieces(paths, settings.form)
-  if settings.dry_run:
-    pieces = pieces[:: -(-len(pieces) // _SAMPLE_PIECES)]
-  inputs = Inputs.of([*paths, *evaluation_sets])
-  plan = dataclasses.asdict(rules) | {
-    "files": inputs.states,
-    "dry_run": settings.dry_run,
-    "version": _PLAN_VERSION,
-  }
-
-  def make(work: SharedWork) -> list[str]:
-    folder, summary = cleaning.clean(work, pieces, rules)
-    inputs.expect_unchanged()
-    work.await_publishing()
-    lines = _publish(folder, summary, settings)
-    work.start.finish()
-    return lines
-
-  worker, processes = worker or work_dir.alone(), settings.workers.num_workers
-  return share(make, train.place_of_work(), plan, worker, processes)
+  return lines + [textwrap.fill(note, 80) for note in notes]
 
 
 def main(settings: CorpusSettings) -> None:

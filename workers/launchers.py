@@ -1,4 +1,4 @@
-"""Which worker of how many this command is, as what started it says."""
+"""Which worker of how many this command is, by flags or its launcher."""
 
 import dataclasses
 import os
@@ -15,7 +15,7 @@ from workers.work_dir import Worker, alone
 
 @dataclasses.dataclass(frozen=True)
 class WorkerSettings:
-  """Who does the work; none of it decides what is made."""
+  """Who does the work; nothing here changes the output."""
 
   # fmt: off
   num_workers: int | None = setting(None,
@@ -39,13 +39,13 @@ class WorkerSettings:
 
 
 class _Launcher(NamedTuple):
-  """The variables that something sets which starts commands together."""
+  """Environment variables of something that starts commands together."""
 
-  worker: str
-  run: tuple[str, ...]  # joined, they name the start; some may be missing
-  workers: str = ""  # "": --workers says it
+  worker: str  # number of the worker
+  run: tuple[str, ...]  # joined, they name the run; some may be missing
+  workers: str = ""  # number of workers; "": --workers says it
   first: str = ""  # the number of the first worker, if it is not 0
-  local: str = ""  # how many are on this machine
+  local: str = ""  # number of workers on this machine
 
 
 # The first whose variable `worker` is set counts: horovodrun may run in a job
@@ -73,17 +73,17 @@ _NONE = _Launcher("", ())
 
 
 def worker_of(settings: WorkerSettings, environ: Mapping[str, str]) -> Worker:
-  """The worker that flags say, or else the environment; or one alone.
+  """The worker by the flags, or else by the environment; or one alone.
 
-  UserError if workers cannot be told from those of another start.
+  UserError if nothing tells its run from another one.
   """
-  found = next((row for row in _LAUNCHERS if row.worker in environ), _NONE)
+  launcher = next((row for row in _LAUNCHERS if row.worker in environ), _NONE)
   number, count = settings.worker, settings.workers
   if number is None:
-    number = int(environ.get(found.worker, 0))
-    number -= int(environ.get(found.first, 0))
+    number = int(environ.get(launcher.worker, 0))
+    number -= int(environ.get(launcher.first, 0))
   if count is None:
-    count = int(environ.get(found.workers, 1))
+    count = int(environ.get(launcher.workers, 1))
   if settings.worker is not None and number >= count:
     raise UserError(
       f"--workers={count} --worker={number}: --worker must be 0 to "
@@ -91,7 +91,8 @@ def worker_of(settings: WorkerSettings, environ: Mapping[str, str]) -> Worker:
     )
   if count == 1:
     return alone()
-  names = [environ[name] for name in found.run if name in environ]
+  names = [environ[name] for name in launcher.run if name in environ]
+  # All pods of an Indexed Job have the same name but for their number.
   run = settings.run or ":".join(names).removesuffix(f"-{number}")
   if not run:
     raise UserError(
@@ -99,24 +100,24 @@ def worker_of(settings: WorkerSettings, environ: Mapping[str, str]) -> Worker:
       "start: give all of them the same --run, or start them by horovodrun "
       "--gloo, Slurm or Kubernetes"
     )
-  return Worker(run, number, count, int(environ.get(found.local, 1)))
+  return Worker(run, number, count, int(environ.get(launcher.local, 1)))
 
 
 def run_worker(
-  settings: WorkerSettings, make: Callable[[Worker], list | None], place: str
+  settings: WorkerSettings, make: Callable[[Worker], list | None], output: str
 ) -> None:
-  """Prints the lines of make(worker); None: another worker made `place`."""
+  """Prints the lines of make(worker); None: another worker made `output`."""
+
+  def stop(signal_number: int, _) -> None:
+    # As an exception, so that the processes end, too.
+    name = os.path.basename(sys.argv[0])
+    sys.exit(f"{name}: stopped by signal {signal_number}")
+
   for number in STOP_SIGNALS:
-    signal.signal(number, _stop)
+    signal.signal(number, stop)
   worker = worker_of(settings, os.environ)
   lines = make(worker)
   if lines:
     print(*lines, sep="\n")
   elif not worker.number:
-    console.tell(f"{place}: another worker has finished it")
-
-
-def _stop(signal_number, _) -> None:
-  # As an exception, so that workers end too.
-  name = os.path.basename(sys.argv[0])
-  sys.exit(f"{name}: stopped by signal {signal_number}")
+    console.tell(f"{output}: another worker has finished it")

@@ -1,13 +1,13 @@
-"""Leases: which of the workers on a shared folder does a piece of the work.
+"""Leases: each task on a shared folder goes to one of its workers.
 
-A lease is a folder, NAME.0, which one rename makes appear together with the
-name of its owner, so only one worker gets it. The owner keeps there what it has
-not finished. When the owner is gone, the next lease is NAME.1, and so on. None
-is removed, so nobody takes a newer one away than it saw. An owner that only
-slept goes on in its own folder, and its files are those of the next owner.
+A lease is a folder, NAME.0. One rename makes it appear together with the name
+of its owner, so only one worker gets it. The owner keeps its unfinished files
+there. When the owner is gone, the next lease is NAME.1, and so on. Leases are
+never deleted, so a stale worker cannot remove a newer one. A suspended owner
+continues in its own folder; both owners write identical files.
 
-A worker lives while its file changes, by each watcher's own count of looks: no
-two clocks are compared. On one machine the end of a worker shows at once, by
+A worker is alive while its file changes. Each watcher counts its own looks, so
+no two clocks are compared. On one machine the end of a worker shows at once, by
 the lock on its file.
 """
 
@@ -29,15 +29,9 @@ BEAT_SECONDS = 5.0
 LOST_BEATS = 12
 _OWNER = "owner"
 WORKERS, LEASES = "workers", "leases"  # the folders
-
-
-def _this_machine() -> str:
-  """What distinguishes a machine that runs, and a container on it."""
-  with open("/proc/sys/kernel/random/boot_id") as f:
-    return f"{os.uname().nodename} {f.read().strip()}"
-
-
-_MACHINE = _this_machine()
+# The boot's id tells containers of one machine apart from other machines.
+with open("/proc/sys/kernel/random/boot_id") as _boot_id:
+  _MACHINE = f"{os.uname().nodename} {_boot_id.read().strip()}"
 
 
 class Task(Protocol):
@@ -54,35 +48,41 @@ class Leases(NamedTuple):
   worker: str
 
   def take(self, name: str, gone: Collection[str] = ()) -> str | None:
-    """The folder of a new lease; None if a worker that lives has it.
+    """The folder of a new lease; None if a worker that is alive has it.
 
-    `gone` are workers that have ended, beside those that say so themselves.
+    `gone` are workers that have ended, beside those whose file is gone.
     """
     number = 0
     while True:
-      place = os.path.join(self.folder, LEASES, f"{name}.{number}")
-      owner = _read(os.path.join(place, _OWNER)).partition(" ")[0]
+      lease = os.path.join(self.folder, LEASES, f"{name}.{number}")
+      owner = _owner_of(lease).partition(" ")[0]
       if not owner:
-        return self._claim(place)
+        break
       beats = os.path.join(self.folder, WORKERS, owner)
       if owner not in gone and os.path.exists(beats):
         return None
       number += 1
-
-  def _claim(self, place: str) -> str | None:
-    """Makes the lease `place`; None if another was faster."""
     owner = f"{self.worker} {uuid.uuid4().hex}"
-    aside = tempfile.mkdtemp(dir=os.path.dirname(place), prefix="new-")
+    aside = tempfile.mkdtemp(dir=os.path.dirname(lease), prefix="new-")
     with files.naming(aside), open(os.path.join(aside, _OWNER), "w") as f:
       f.write(owner)
     # A full folder is never replaced. Whether it worked is read from the disk:
     # on a network the answer to a rename that worked may be lost.
     with contextlib.suppress(OSError):
-      os.rename(aside, place)
-    if _read(os.path.join(place, _OWNER)) == owner:
-      return place
+      os.rename(aside, lease)
+    if _owner_of(lease) == owner:
+      return lease
     shutil.rmtree(aside, ignore_errors=True)
     return None
+
+
+def _owner_of(lease: str) -> str:
+  """The worker that has a lease, and the number of its claim; "": nobody."""
+  try:
+    with open(os.path.join(lease, _OWNER)) as f:
+      return f.read()
+  except FileNotFoundError:
+    return ""
 
 
 def do(function: Callable, leases: Leases, gone: frozenset, task: Task) -> None:
@@ -94,6 +94,7 @@ def do(function: Callable, leases: Leases, gone: frozenset, task: Task) -> None:
   if os.path.exists(task.done_file):
     return
   scratch = leases.take(name, gone)
+  # The last owner may have finished between the two looks.
   if scratch and not os.path.exists(task.done_file):
     with files.naming(scratch):
       function(task, scratch)
@@ -101,14 +102,16 @@ def do(function: Callable, leases: Leases, gone: frozenset, task: Task) -> None:
 
 
 def unfinished(scratch: str, path: str) -> str:
-  """Where a worker makes a file of its work, in its lease."""
+  """The path, in a lease, of a file that will be delivered to `path`."""
   return os.path.join(scratch, os.path.basename(path))
 
 
 def deliver(scratch: str, done_file: str) -> None:
   """Moves what is in a lease to the folder of `done_file`, which goes last."""
   folder, last = os.path.split(done_file)
+  # The lease first: when all of the work is deleted, no folder is made again.
   names = set(os.listdir(scratch)) - {_OWNER, last}
+  os.makedirs(folder, exist_ok=True)
   for name in [*sorted(names), last]:
     os.replace(os.path.join(scratch, name), os.path.join(folder, name))
 
@@ -119,8 +122,8 @@ class Watch:
   def __init__(self, folder: str):
     self._folder = os.path.join(folder, WORKERS)
     self._looks, self._last_look = 0, 0.0
-    # The time of a worker's last beat, the look that first found it so, and
-    # whether an earlier look found another.
+    # Worker -> (time of its last beat, the look that first saw this time,
+    # whether an earlier look saw another).
     self._seen: dict[str, tuple[int, int, bool]] = {}
 
   def workers(self) -> frozenset[str]:
@@ -128,24 +131,28 @@ class Watch:
     return frozenset(os.listdir(self._folder))
 
   def look(self) -> tuple[frozenset[str], frozenset[str]]:
-    """(workers that live, workers that are gone); others are not known yet."""
+    """(workers that are alive, workers that are gone); in doubt in neither."""
     now = time.monotonic()
     # Looks, not seconds: while this process is stopped, nobody is lost.
     if now - self._last_look >= BEAT_SECONDS:
       self._looks, self._last_look = self._looks + 1, now
-    lives, gone = set[str](), set[str]()
+    alive, gone = set[str](), set[str]()
     for name in self.workers():
-      state = self._lives(name)
+      state = self._is_alive(name)
       if state is not None:
-        (lives if state else gone).add(name)
-    return frozenset(lives), frozenset(gone)
+        (alive if state else gone).add(name)
+    return frozenset(alive), frozenset(gone)
 
-  def _lives(self, name: str) -> bool | None:
+  def _is_alive(self, name: str) -> bool | None:
+    """None: it is not known yet."""
+    is_locked = None
     try:
       # Opening a file asks the server of a network's folder for its time.
       with open(os.path.join(self._folder, name)) as f:
-        beat, machine = os.fstat(f.fileno()).st_mtime_ns, f.read()
-        is_locked = _is_locked(f.fileno()) if machine == _MACHINE else None
+        beat = os.fstat(f.fileno()).st_mtime_ns
+        if f.read() == _MACHINE:
+          with contextlib.suppress(OSError):  # there are no locks
+            is_locked = _is_locked(f.fileno())
     except FileNotFoundError:
       return False
     last, since, changed = self._seen.get(name, (beat, self._looks, False))
@@ -154,17 +161,16 @@ class Watch:
     self._seen[name] = beat, since, changed
     if self._looks - since > LOST_BEATS:
       return False
+    # One look at a file of another machine shows no change, so no life.
     return changed or None if is_locked is None else is_locked
 
 
-def _is_locked(file: int) -> bool | None:
-  """Whether another holds a file's lock; None without locks."""
+def _is_locked(file: int) -> bool:
+  """Whether another process holds a file's lock; OSError without locks."""
   try:
     fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
   except BlockingIOError:
     return True
-  except OSError:
-    return None
   return False
 
 
@@ -201,11 +207,3 @@ def heart(folder: str) -> Iterator[Leases]:
       beating.join()
       with contextlib.suppress(OSError):
         os.unlink(path)
-
-
-def _read(path: str) -> str:
-  try:
-    with open(path) as f:
-      return f.read()
-  except FileNotFoundError:
-    return ""

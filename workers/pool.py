@@ -16,8 +16,9 @@ def available_cores() -> int:
   return len(os.sched_getaffinity(0))
 
 
-def _prepare_worker(parent: int) -> None:
-  signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C
+def _prepare_process(parent: int) -> None:
+  # A terminal's Ctrl-C reaches all processes; the parent ends its children.
+  signal.signal(signal.SIGINT, signal.SIG_IGN)
   end_with(parent, signal.SIGKILL)
 
 
@@ -35,7 +36,7 @@ class Pool:
     # Not fork: the caller may have threads, which fork breaks.
     spawn = multiprocessing.get_context("spawn")
     self._pool = concurrent.futures.ProcessPoolExecutor(
-      num_workers, spawn, _prepare_worker, (os.getpid(),)
+      num_workers, spawn, _prepare_process, (os.getpid(),)
     )
 
   def __enter__(self) -> "Pool":
@@ -52,31 +53,33 @@ class Pool:
     self._pool.shutdown(cancel_futures=True)
 
   def start(self, function: Callable, tasks: Iterable) -> None:
-    with _explained():
+    """Begins function(task) for each task; results are dropped."""
+    with _explaining():
       for task in tasks:
         future = self._pool.submit(function, task)
         self._unfinished.add(future)
-        future.add_done_callback(self._note)
+        future.add_done_callback(self._note_end)
 
   def map(self, function: Callable, *arguments: Iterable) -> Iterator:
-    with _explained():
+    """As the built-in `map`: results in the order of the arguments."""
+    with _explaining():
       yield from self._pool.map(function, *arguments)
 
-  def _note(self, future) -> None:
+  def _note_end(self, future: concurrent.futures.Future) -> None:
     self._unfinished.discard(future)
     if not future.cancelled() and self._error is None:
       self._error = future.exception()
 
-  def check(self) -> None:
-    """Raises what a task raised; OSError if a process died."""
-    with _explained():
+  def raise_error(self) -> None:
+    """Raises the first error of a task; OSError if a process died."""
+    with _explaining():
       if self._error:
         raise self._error
 
 
 @contextlib.contextmanager
-def _explained() -> Iterator[None]:
-  """OSError, for people, where a process has died."""
+def _explaining() -> Iterator[None]:
+  """Turns the end of a process into an OSError with a remedy."""
   try:
     yield
   except concurrent.futures.BrokenExecutor as e:

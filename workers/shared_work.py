@@ -1,19 +1,32 @@
-"""Work that any number of workers share, in phases of tasks.
+"""The engine: what any number of workers make together, in phases of tasks.
 
-The workers see one folder (work_dir.py), where each task is leased to one of
-them (leases.py), and does it in a process of its own (workers.py).
+The workers see one folder (work_dir.py). A task is leased to one of them
+(leases.py), which does it in a process of its own (pool.py). The steps of a
+job, for create_pretraining_data.py and tools.prepare_corpus alike:
+
+  pieces   each piece of the input gives numbered chunks (`pieces`)
+  phase    tasks that need all of an earlier step (`phase`)
+  once     one worker joins what the others made, in order (`once`)
+  publish  one worker moves the files to where they belong (`publish`)
+
+A file appears when it is whole, so every step resumes from the files of a
+stopped attempt.
 """
 
+import contextlib
 import functools
+import itertools
 import os
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol, TypeVar
 
-from common import errors, files, stores
+from common import errors, files, json_files, stores
+from common.console import Progress
 from workers import leases, work_dir
 from workers.pool import Pool, available_cores
 
 T = TypeVar("T")
+Output = stores.OnDisk | stores.InStore
 
 
 class Inputs(NamedTuple):
@@ -23,126 +36,206 @@ class Inputs(NamedTuple):
 
   @classmethod
   def of(cls, paths: Iterable[str]) -> "Inputs":
-    return cls([_state(path) for path in paths])
+    return cls([[path, *stores.at(path).state()] for path in paths])
 
   def expect_unchanged(self) -> None:
     """Raises DataError if a file has changed."""
-    for state in self.states:
-      if _state(state[0]) != state:
+    for path, *state in self.states:
+      if stores.at(path).state() != state:
         raise errors.DataError(
-          f"{state[0]} was changed while it was read: start again when it is "
-          "whole"
+          f"{path} was changed while it was read: start again when it is whole"
         )
 
 
-def _state(path: str) -> list:
-  return [path, *stores.at(path).state()]
+class PieceTask(leases.Task, Protocol):
+  """A task that reads a piece of the input and makes numbered chunks of it."""
+
+  def chunk_file(self, number: int) -> str:
+    """The file that makes a chunk whole; other files may be beside it."""
+
+
+def make_chunks(
+  task: PieceTask,
+  items: Iterable[T],
+  make: Callable[[T, str], None],
+  scratch: str,
+) -> None:
+  """Makes a chunk of each item by make(item, path in the folder `scratch`).
+
+  Chunks that an earlier worker made stay, so a piece that takes hours is not
+  read for nothing.
+  """
+  count = 0
+  for item in items:
+    path = task.chunk_file(count)
+    if not os.path.exists(path):
+      make(item, leases.unfinished(scratch, path))
+      leases.deliver(scratch, path)
+    count += 1
+  done = leases.unfinished(scratch, task.done_file)
+  json_files.write(done, {"chunks": count})
 
 
 class SharedWork(NamedTuple):
   """The work as one of its workers sees it."""
 
-  start: work_dir.Start
+  attempt: work_dir.Attempt
   pool: Pool
 
   def folder(self, name: str) -> str:
     """A folder of the work, which holds the files of a phase."""
-    path = os.path.join(self.start.folder, name)
+    path = os.path.join(self.attempt.folder, name)
     os.makedirs(path, exist_ok=True)
     return path
 
-  def phase(
-    self, function: Callable, tasks: Sequence[leases.Task] = ()
-  ) -> "Phase":
+  def phase(self, function: Callable, tasks: Sequence[leases.Task]) -> "Phase":
     """Begins function(task, folder of its lease) for all tasks."""
     return Phase(function, tasks, self)
 
+  def pieces(self, function: Callable, tasks: Sequence[PieceTask]) -> "Pieces":
+    """Begins function(task, folder of its lease), which makes chunks."""
+    return Pieces(function, tasks, self)
+
   def once(
     self,
-    name: str,
-    make: Callable[[str], None],
-    read: Callable[[], T | None],
+    done_file: str,
+    make: Callable[[str], T],
     what: str,
     phase: "Phase | None" = None,
-  ) -> T:
-    """Returns `read()`, after one worker called make(folder of its lease).
+  ) -> T | None:
+    """One worker calls make(folder of its lease); all wait for `done_file`.
 
-    Meanwhile the tasks of `phase` go on.
+    What make leaves in the folder is delivered beside `done_file`. Returns its
+    result; None to other workers. Meanwhile the tasks of `phase` go on.
     """
+    results: list[T] = []
 
-    def result() -> T | None:
-      scratch = self._take(name)
-      if scratch and not read():
-        with files.naming(scratch):
-          make(scratch)
-      return read()
+    def is_done() -> bool:
+      if not os.path.exists(done_file):
+        scratch = self._take(os.path.basename(done_file))
+        if scratch and not os.path.exists(done_file):
+          with files.naming(scratch):
+            results.append(make(scratch))
+            leases.deliver(scratch, done_file)
+      return os.path.exists(done_file)
 
-    check = (phase or self.phase(leases.do)).check
-    return work_dir.wait_until(result, what, check)
+    phase = phase or self.phase(leases.do, ())
+    work_dir.wait_until(is_done, what, phase.keep_going)
+    return results[0] if results else None
 
   def await_publishing(self) -> None:
-    """Waits until this worker is to move the files to their places."""
-    take = functools.partial(self._take, "publish")
+    """Waits until this worker is the one that moves the files."""
+    take = lambda: self._take("publish")
     what = "the files to be moved to their places"
-    work_dir.wait_until(take, what, self.phase(leases.do).check)
+    work_dir.wait_until(take, what, self.phase(leases.do, ()).keep_going)
+
+  def publish(
+    self, moves: Iterable[tuple[str, Output]], stale: Iterable[Output] = ()
+  ) -> None:
+    """Moves files to where they belong, and finishes the work.
+
+    The last one marks the whole. While the others are moved there is none:
+    it is removed first, after the files that are `stale`, which an earlier one
+    may list. Files that were moved before a stop are left alone.
+    """
+    moves = list(moves)
+    for output in stale:
+      output.remove()
+    source, mark = moves[-1]
+    if os.path.exists(source):
+      mark.remove()
+    for source, output in moves:
+      # A worker that was thought to be gone may be moving them, too.
+      with contextlib.suppress(FileNotFoundError):
+        output.take(source)
+    self.attempt.finish()
 
   def _take(self, name: str) -> str | None:
-    return self.start.leases.take(name, self.start.gone)
+    return self.attempt.leases.take(name, self.attempt.gone)
 
 
 class Phase:
-  """Tasks of one kind; those of lost workers go on."""
+  """Tasks of one kind; the tasks of lost workers are taken over."""
 
   def __init__(
     self, function: Callable, tasks: Sequence[leases.Task], work: SharedWork
   ):
     self._function, self._tasks, self._work = function, tasks, work
-    work.start.has_lost_workers()
+    work.attempt.has_lost_workers()
     self.kept = len(tasks) - self._offer()  # those done before
 
   def _offer(self) -> int:
-    """Has the pool take free tasks in turn; returns how many are not done."""
-    start, pool = self._work
-    take_and_do = functools.partial(
-      leases.do, self._function, start.leases, start.gone
-    )
+    """Gives the pool all tasks that are not done; returns their number."""
+    attempt, pool = self._work
     tasks = [t for t in self._tasks if not os.path.exists(t.done_file)]
+    take_and_do = functools.partial(
+      leases.do, self._function, attempt.leases, attempt.gone
+    )
     pool.start(take_and_do, tasks)
     return len(tasks)
 
   def wait(self, *paths: str) -> None:
     """Waits until one of the files is there."""
-    work_dir.wait_until(
-      lambda: any(map(os.path.exists, paths)), paths[0], self.check
-    )
+    is_there = lambda: any(map(os.path.exists, paths))
+    work_dir.wait_until(is_there, paths[0], self.keep_going)
 
-  def check(self) -> None:
-    """What to do while waiting: errors end it, tasks of lost workers go on."""
-    start, pool = self._work
-    start.check()
-    pool.check()
-    if start.has_lost_workers():
+  def keep_going(self) -> None:
+    """To be called in all waits: raises errors, takes over lost tasks."""
+    attempt, pool = self._work
+    attempt.stop_if_over()
+    pool.raise_error()
+    if attempt.has_lost_workers():
       self._offer()
+
+  def finish(
+    self, title: str, unit: str = "pieces", size: float = 1
+  ) -> list[str]:
+    """Waits for all tasks, in order, of `size` units each: their files."""
+    paths: list[str] = []
+    with Progress(title, len(self._tasks) * size, unit) as bar:
+      for task in self._tasks:
+        self.wait(task.done_file)
+        paths.append(task.done_file)
+        bar.at(len(paths) * size)
+    return paths
+
+
+class Pieces(Phase):
+  """The phase that reads the input: its tasks make chunks of pieces."""
+
+  _tasks: Sequence[PieceTask]
+
+  def chunks(self) -> Iterator[str]:
+    """The files of all chunks in the order of the input.
+
+    Each comes as soon as it is whole, while later ones are being made.
+    """
+    for task in self._tasks:
+      for number in itertools.count():
+        chunk = task.chunk_file(number)
+        self.wait(chunk, task.done_file)
+        # A finished piece has all of its chunks, so this was the last one.
+        if not os.path.exists(chunk):
+          break
+        yield chunk
 
 
 def share(
   function: Callable[[SharedWork], T],
-  path: str,
-  plan: dict,
+  job: work_dir.Job,
   worker: work_dir.Worker,
   num_workers: int | None,
 ) -> T | None:
-  """Returns function(work), or None if another worker has finished the work.
+  """Returns function(work), or None if another worker has finished the job.
 
-  The work is in the folder `path`, as `work_dir.work_folder` opens it.
   `num_workers` processes do the tasks; None: one for each core.
   """
   cores = max(1, available_cores() // worker.local_size)
   with (
-    work_dir.work_folder(path, plan, worker) as start,
+    work_dir.work_folder(job, worker) as attempt,
     # One pool for all phases: its processes keep the tokenizer.
     Pool(num_workers or cores) as pool,
   ):
-    start.check()
-    return function(SharedWork(start, pool))
-  return None  # `start` has ended the block
+    attempt.stop_if_over()
+    return function(SharedWork(attempt, pool))
+  return None  # `attempt` has ended the block

@@ -1,9 +1,9 @@
-"""The folder in which a data set is made, by any workers that come.
+"""The folder that workers share while they make something together.
 
-It has a folder 0 for the first start of work, and 1 for the one after it, if
-that has another plan (text, settings, tokenizer). A worker joins the newest
-start of its own plan, or begins one. So a stop leaves its work for the next
-start, and nobody waits for a worker that has not come.
+It has a folder for each attempt, 0 for the first. An attempt has one plan
+(text, settings, tokenizer); a command with another plan begins the next one. A
+worker joins the newest attempt of its own plan, or begins one. So stopped work
+waits for the next command, and nobody waits for a worker that has not come.
 """
 
 import contextlib
@@ -19,41 +19,49 @@ from typing import NamedTuple, TypeVar
 from common import console, errors, files, json_files
 from workers import leases
 
-# The files and folders of a start.
+# The files and folders of an attempt.
 _PLAN, _END, _RUNS, _WORK = "plan.json", "end.json", "runs", "work"
-_ASIDE = ".tmp"  # the ending of a start that is being made
+_ASIDE = ".tmp"  # ends the names of folders that are not whole
 _POLL_SECONDS = 0.05
-_SAY_SECONDS = 60  # between lines that report a wait
+_REPORT_SECONDS = 60  # between lines that report a wait
 
 T = TypeVar("T")
 
 
 class Worker(NamedTuple):
-  """One of the commands that make a data set together."""
+  """One of the commands that work together."""
 
-  run: str  # that all of them have
+  run: str  # the same for all of them
   number: int = 0
-  size: int = 1  # of them
-  local_size: int = 1  # of those on this machine
+  size: int = 1  # number of workers
+  local_size: int = 1  # number of workers on this machine
+
+
+class Job(NamedTuple):
+  """The work that workers share."""
+
+  folder: str  # holds the attempts
+  plan: dict  # JSON values: all that decides the contents of the output
+  flag: str  # names the output, for messages
 
 
 def alone() -> Worker:
-  """The only one of its run."""
+  """The only worker of its run."""
   return Worker(uuid.uuid4().hex)
 
 
 class _Over(Exception):
-  """Another worker has finished the data set."""
+  """Another worker has finished the job."""
 
 
-class Start:
-  """A start of work, as one of its workers sees it."""
+class Attempt:
+  """An attempt at a job, as one of its workers sees it."""
 
-  def __init__(self, path: str, held: leases.Leases):
-    self.path, self.leases = path, held
+  def __init__(self, path: str, job: Job, worker_leases: leases.Leases):
+    self.path, self.leases = path, worker_leases
     self.folder = os.path.join(path, _WORK)
-    self._watch = leases.Watch(path)
-    self._next_look, self._lives = 0.0, frozenset[str]()
+    self._job, self._watch = job, leases.Watch(path)
+    self._next_look, self._alive = 0.0, frozenset[str]()
     self.gone = frozenset[str]()
 
   def has_lost_workers(self) -> bool:
@@ -61,187 +69,194 @@ class Start:
     if time.monotonic() < self._next_look:
       return False
     self._next_look = time.monotonic() + min(1.0, leases.BEAT_SECONDS)
-    gone, before = self.gone, self._lives
-    self._lives, self.gone = self._watch.look()
-    return bool(self.gone - gone or before - self._lives)
+    gone, before = self.gone, self._alive
+    self._alive, self.gone = self._watch.look()
+    return bool(self.gone - gone or before - self._alive)
 
-  def check(self) -> None:
-    """Ends the work if another worker has finished it, or cannot go on."""
-    end = _read(os.path.join(self.path, _END))
+  def stop_if_over(self) -> None:
+    """Ends the work if another worker has finished it, or if it cannot go on.
+
+    To be called first, and in all waits, in the block of `work_folder`.
+    """
+    end = _read_facts(self.path, _END)
     if end.get("error"):
       raise errors.DataError(end["error"])
     if end:
       raise _Over
     if not os.path.exists(os.path.join(self.path, _PLAN)):
       raise errors.UserError(
-        f"{self.path}: a start with other text or settings has deleted it; "
-        "give this command another --output_file"
+        f"{self.path}: a command with other text or settings has deleted it; "
+        f"give this command another {self._job.flag}"
       )
 
   def finish(self, error: str = "") -> None:
-    """From now on nothing is left to do for any worker."""
+    """Tells all workers that nothing is left to do."""
     json_files.write(os.path.join(self.path, _END), {"error": error})
 
   def leave(self, worker: Worker) -> None:
-    """Deletes the work; the last worker of its run deletes all."""
-    _clear(self.path)
+    """Deletes the work; the last worker of its run deletes the attempt."""
+    _delete_work(self.path)
     run = _run_folder(self.path, worker)
     with contextlib.suppress(FileNotFoundError):  # another was the last
       open(os.path.join(run, str(worker.number)), "wb").close()
-      lives, _ = self._watch.look()
-      if len(os.listdir(run)) >= worker.size and not lives:
-        os.rename(run, run + _ASIDE)  # only one can
+      alive, _ = self._watch.look()
+      if len(os.listdir(run)) >= worker.size and not alive:
+        os.rename(run, run + _ASIDE)  # works for one of them only
         _delete(self.path)
-    with contextlib.suppress(OSError):  # it holds a newer start
+    with contextlib.suppress(OSError):  # it holds a newer attempt
       os.rmdir(os.path.dirname(self.path))
 
 
 @contextlib.contextmanager
-def work_folder(path: str, plan: dict, worker: Worker) -> Iterator[Start]:
-  """Opens the newest start in `path` if it has this plan, or begins one.
+def work_folder(job: Job, worker: Worker) -> Iterator[Attempt]:
+  """Opens the newest attempt of the job's plan, or begins one.
 
-  `plan`, JSON values, has all that decides the contents. When another worker
-  has finished all, `Start.check` ends the block, and this is no error: it is to
-  be called first, and in all waits. A DataError in the block ends the work of
-  all workers; other errors leave it for the next start. UserError if
-  others work there by another plan, or the folder holds other files.
+  When another worker has finished the job, `Attempt.stop_if_over` ends the
+  block without an error. A DataError in the block ends the work of all
+  workers; other errors leave it for the next command. UserError if others work
+  in the folder by another plan, or if it holds other files.
   """
-  place = _joined(path, plan, worker)
+  path = _join_attempt(job, worker)
   try:
-    with leases.heart(place) as held:
-      start = Start(place, held)
+    with leases.heart(path) as worker_leases:
+      attempt = Attempt(path, job, worker_leases)
       try:
-        yield start
+        yield attempt
       except (OSError, errors.DataError):
-        start.check()  # after the end it is no error that files are missing
+        # Files that are missing after the end are no error.
+        attempt.stop_if_over()
         raise
   except _Over:
     pass
   except errors.DataError as e:
     with contextlib.suppress(OSError):
-      start.finish(str(e))
-    start.leave(worker)
+      attempt.finish(str(e))
+    attempt.leave(worker)
     raise
   except BaseException:
     console.tell(
-      f"{path} keeps what is finished: the same command resumes from it"
+      f"{job.folder} keeps what is finished: the same command resumes from it"
     )
     raise
-  start.leave(worker)
+  attempt.leave(worker)
 
 
-def _read(path: str) -> dict:
-  """What a file that workers wrote says; {} without one, or if damaged."""
+def _read_facts(path: str, name: str) -> dict:
+  """The JSON of an attempt's file; {} if it is missing or damaged."""
   try:
-    return dict(json_files.read(path))
+    return dict(json_files.read(os.path.join(path, name)))
   except (TypeError, ValueError):
     return {}
 
 
-def _run_folder(place: str, worker: Worker) -> str:
-  """Has a file for each worker of a run that has left."""
-  return os.path.join(place, _RUNS, urllib.parse.quote(worker.run, safe=""))
+def _run_folder(path: str, worker: Worker) -> str:
+  """A run's folder, with a file for each of its workers that has left."""
+  return os.path.join(path, _RUNS, urllib.parse.quote(worker.run, safe=""))
 
 
-def _joined(path: str, plan: dict, worker: Worker) -> str:
-  """The folder of the start that a worker belongs to."""
+def _join_attempt(job: Job, worker: Worker) -> str:
+  """The folder of the attempt that a worker belongs to."""
   while True:
-    os.makedirs(path, exist_ok=True)
-    newest = _newest(path)
-    place = os.path.join(path, str(newest))
-    run, before = _run_folder(place, worker), _read(os.path.join(place, _PLAN))
-    end, is_ours = _read(os.path.join(place, _END)), os.path.exists(run)
-    if before == plan and (is_ours or not end):
+    newest = _newest_attempt(job)
+    path = os.path.join(job.folder, str(newest))
+    run = _run_folder(path, worker)
+    plan, end = _read_facts(path, _PLAN), _read_facts(path, _END)
+    knows_run = os.path.exists(run)
+    # A worker that comes late belongs to its run, even when that has ended.
+    if plan == job.plan and (knows_run or not end):
       with contextlib.suppress(FileNotFoundError):  # it was just deleted
-        if not is_ours:
+        if not knows_run:
           os.mkdir(run)
-        return place
+        return path
       continue
-    if before and (not end or (is_ours and not end["error"])):
-      _replace(path, place, _differences(plan, before), is_ours)
-    if _begin(path, newest + 1, plan, worker):
-      return os.path.join(path, str(newest + 1))
+    if plan and (not end or (knows_run and not end["error"])):
+      _abandon(path, plan, job, knows_run)
+    if _begin(newest + 1, job, worker):
+      return os.path.join(job.folder, str(newest + 1))
 
 
-def _newest(path: str) -> int:
-  """The number of the newest start, or -1."""
+def _newest_attempt(job: Job) -> int:
+  """The number of the newest attempt, or -1; UserError for other files."""
+  os.makedirs(job.folder, exist_ok=True)
   newest = -1
-  for name in sorted(os.listdir(path)):
+  for name in sorted(os.listdir(job.folder)):
     if name.isdigit():
       newest = max(newest, int(name))
     elif not name.endswith(_ASIDE):
       raise errors.UserError(
-        f"{path}: holds {name}, which this command did not make: move it "
-        "away, or give another --output_file"
+        f"{job.folder}: holds {name}, which this command did not make: move "
+        f"it away, or give another {job.flag}"
       )
   return newest
 
 
-def _replace(path: str, place: str, differences: str, is_same_run: bool):
-  """Makes room for another plan, when no worker works by the one of `place`."""
+def _abandon(path: str, plan: dict, job: Job, is_same_run: bool) -> None:
+  """Deletes the work of an attempt with another plan, if nobody works there."""
+  folder, keys = job.folder, []
+  for key in sorted({**plan, **job.plan}):
+    if plan.get(key) != job.plan.get(key):
+      keys.append(key)
+  differences = ", ".join(keys)
   if is_same_run:
     raise errors.UserError(
       f"this worker has other text or settings than the first one of its run "
       f"({differences}): all machines must see the same files under the same "
       "names"
     )
-  watch = leases.Watch(place)
+  # A worker on another machine shows only by its beats, so this may take as
+  # long as it takes to find that it is lost.
+  watch = leases.Watch(path)
   while True:
-    lives, gone = watch.look()
-    if lives:
+    alive, gone = watch.look()
+    if alive:
       raise errors.UserError(
-        f"{path}: another process works there ({min(lives)}); wait for it or "
+        f"{folder}: another process works there ({min(alive)}); wait for it or "
         "end it"
       )
     unknown = watch.workers() - gone
     if not unknown:
       break
     console.tell(
-      f"{path}: looking for up to a minute whether {min(unknown)} still works "
-      "there"
+      f"{folder}: looking for up to a minute whether {min(unknown)} still "
+      "works there"
     )
     time.sleep(leases.BEAT_SECONDS)
   console.tell(
-    f"{path} held work of other text or settings ({differences}): deleted it"
+    f"{folder} held work of other text or settings ({differences}): deleted it"
   )
   # Without its plan nobody joins it, also when this is stopped half-way.
-  os.unlink(os.path.join(place, _PLAN))
-  _clear(place)
+  os.unlink(os.path.join(path, _PLAN))
+  _delete_work(path)
 
 
-def _begin(path: str, number: int, plan: dict, worker: Worker) -> bool:
-  """Makes a start, whole, and deletes older ones; False: another was faster."""
-  place = os.path.join(path, str(number))
-  with files.naming(path):
-    aside = tempfile.mkdtemp(dir=path, prefix=f"{number}.", suffix=_ASIDE)
+def _begin(number: int, job: Job, worker: Worker) -> bool:
+  """Makes an attempt and deletes older ones; False: another was faster."""
+  folder, path = job.folder, os.path.join(job.folder, str(number))
+  with files.naming(folder):
+    aside = tempfile.mkdtemp(dir=folder, prefix=f"{number}.", suffix=_ASIDE)
+  # One rename makes the attempt appear whole, for one worker only.
   try:
     for name in (leases.WORKERS, leases.LEASES):
       os.mkdir(os.path.join(aside, name))
     os.makedirs(_run_folder(aside, worker))
-    json_files.write(os.path.join(aside, _PLAN), plan)
-    os.rename(aside, place)
+    json_files.write(os.path.join(aside, _PLAN), job.plan)
+    os.rename(aside, path)
   except OSError:
     shutil.rmtree(aside, ignore_errors=True)
-    if not os.path.exists(place):
+    if not os.path.exists(path):
       raise
     return False
-  for name in set(os.listdir(path)) - {str(number)}:
+  for name in set(os.listdir(folder)) - {str(number)}:
     if int(name.partition(".")[0]) <= number:
-      _delete(os.path.join(path, name))
+      _delete(os.path.join(folder, name))
   return True
 
 
-def _differences(plan: dict, other: dict) -> str:
-  """The names of what two plans have unlike."""
-  names = sorted({**plan, **other})
-  return ", ".join([n for n in names if plan.get(n) != other.get(n)])
-
-
-def _clear(place: str) -> None:
-  """Deletes the work of a start, which vanishes at once."""
+def _delete_work(path: str) -> None:
+  """Deletes the work of an attempt, and keeps its plan and its workers."""
   # The leases first: without them nobody makes again what has gone.
   for name in (leases.LEASES, _WORK):
-    _delete(os.path.join(place, name))
+    _delete(os.path.join(path, name))
 
 
 def _delete(folder: str) -> None:
@@ -253,16 +268,16 @@ def _delete(folder: str) -> None:
 
 
 def wait_until(
-  ready: Callable[[], T | None], what: str, check: Callable[[], None]
+  ready: Callable[[], T | None], what: str, meanwhile: Callable[[], None]
 ) -> T:
-  """Returns the first true `ready()`; meanwhile `check()` may raise."""
+  """The first true `ready()`; meanwhile(), between the calls, may raise."""
   start = time.monotonic()
-  next_line = start + _SAY_SECONDS
+  next_line = start + _REPORT_SECONDS
   while not (answer := ready()):
-    check()
+    meanwhile()
     now = time.monotonic()
     if now >= next_line:
-      next_line = now + _SAY_SECONDS
+      next_line = now + _REPORT_SECONDS
       console.tell(f"waiting for {what}: {console.minutes(now - start)} so far")
     time.sleep(_POLL_SECONDS)
   return answer

@@ -384,8 +384,10 @@ def config_json(folder):
 def data_flags(folder):
   """Flags of create_pretraining_data.py."""
   del folder
-  settings.define_flags(creation.Settings)
-  read = lambda given: settings.from_flags(creation.Settings, parsed(given))
+  settings.define_flags(creation.CreationSettings)
+  read = lambda given: settings.from_flags(
+    creation.CreationSettings, parsed(given)
+  )
   right = lambda _, got: got.max_predictions_per_seq <= got.max_seq_length
   always = {"input_file": "x", "output_file": "y", "vocab_file": "v"}
   return Reader(odd_flags(always), read, ("--", "lag"), right)
@@ -466,7 +468,7 @@ def create(folder):
   def read(given):
     name, data, prose = given
     shutil.rmtree(out, ignore_errors=True)
-    settings = creation.Settings(
+    settings = creation.CreationSettings(
       input_file=put(folder / name, data), output_file=f"{out}/x.tfrecord",
       vocab_file=str(folder / "vocab.txt"), max_seq_length=32, dupe_factor=2,
       max_predictions_per_seq=5, prose=prose,

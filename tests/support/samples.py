@@ -163,7 +163,7 @@ def settings_of(tmp_path, input_file, vocab_file, **changes):
     dupe_factor=3,
     workers=launchers.WorkerSettings(changes.pop("num_workers", 1)),
   )
-  return creation.Settings(**{**values, **changes})
+  return creation.CreationSettings(**{**values, **changes})
 
 
 def create(*arguments, **changes):

@@ -551,7 +551,7 @@ def test_default_shards_depend_on_the_corpus_only(settings_for):
     counts = token_store.CorpusCounts(
       documents, 0, parts, tokens // 20, tokens, 0, 4, 0, 5 * tokens, 6.0
     )
-    return creation._num_shards(counts, settings)
+    return creation.num_shards(counts, settings)
 
   assert shards_of(2, 100, 2) == 1
   assert shards_of(10**4, 10**6, 10**4) == 3
@@ -631,7 +631,8 @@ def test_a_vocabulary_that_changes_meanwhile(tmp_path, letters):
 
 
 @pytest.mark.parametrize(
-  "place, name", [(creation._Making, "_join"), (creation, "_load_tokenizer")]
+  "place, name",
+  [(creation._Creation, "_join"), (creation.tokenizer_files, "load")],
 )
 def test_text_that_changes_while_it_is_read(
   tmp_path, make_of, monkeypatch, place, name

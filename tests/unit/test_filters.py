@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from common import errors
-from corpus import filters
+from corpus import filters, report
 from corpus.filters import Counts, Filters
 
 LETTERS = [f"word{chr(97 + i // 26)}{chr(97 + i % 26)}" for i in range(300)]
@@ -303,8 +303,10 @@ def test_counts_add_up_to_those_of_one_worker():
 def test_report_page():
   counts = Counts()
   counts.add("words", "<script>alert(1)</script> & more" * 100, documents=1)
-  title = ("Sources", ("file", "documents"), [("a<b.txt", "1,000")])
-  page = filters.report_page([title, filters.section(counts, 4)])
+  summary = report.Summary(
+    4, {"a<b.txt": [1000, 5]}, 0, {}, 0, counts.to_json()
+  )
+  page = summary.page()
   assert "<script" not in page and "http" not in page and "src=" not in page
   assert "a&lt;b.txt" in page and "&lt;script&gt;" in page
   assert '<td class="number">25.00%</td>' in page

@@ -21,7 +21,7 @@ from workers import launchers
 
 def records_command(words):
   """The settings of a command that makes records, without its script."""
-  return parsed(creation.Settings, words)[0]
+  return parsed(creation.CreationSettings, words)[0]
 
 
 def check_pod(pod):

@@ -109,7 +109,8 @@ def test_a_folder_that_is_not_ours_stays(settings_for):
 def test_only_one_at_a_time(settings_for):
   settings = settings_for()
   os.makedirs(settings.folder)
-  with work_dir.work_folder(settings.work_folder, {"a": 1}, work_dir.alone()):
+  job = work_dir.Job(settings.work_folder, {"a": 1}, "--output_file")
+  with work_dir.work_folder(job, work_dir.alone()):
     with pytest.raises(errors.UserError, match="another process works there"):
       creation.create(settings)
 
@@ -161,7 +162,7 @@ def test_a_file_that_lost_bytes_is_refused(
 
 def test_published_records_stay(tmp_path, settings_for, make):
   """Deleting the work is stopped when the manifest is there."""
-  stopped_at(settings_for(num_shards=2), work_dir.Start, "leave")
+  stopped_at(settings_for(num_shards=2), work_dir.Attempt, "leave")
   files = [path for path in (tmp_path / "out").iterdir() if path.is_file()]
   want = {path.name: path.read_bytes() for path in files}
   assert len(want) == 5
@@ -183,7 +184,7 @@ def test_published_records_stay_when_others_are_gone(
 ):
   before = contents(tmp_path / "out")
   other = settings_for(num_shards=2, dupe_factor=2)
-  stopped_at(other, creation, "_publish")
+  stopped_at(other, creation._Creation, "publish")
   os.unlink(f"{other.work_folder}/0/work/shards/{published[1]}")
   with pytest.raises(errors.DataError, match="00001-of-.* is gone: start"):
     creation.create(other)
@@ -199,7 +200,7 @@ def test_records_that_lost_a_file_are_made_again(tmp_path, published):
 
 
 def test_what_is_waited_for_is_said(monkeypatch, capsys):
-  monkeypatch.setattr(work_dir, "_SAY_SECONDS", 0)
+  monkeypatch.setattr(work_dir, "_REPORT_SECONDS", 0)
   answers = iter([False, False, True])
   work_dir.wait_until(lambda: next(answers), "rank 1 to end", lambda: None)
   said = 2 * "waiting for rank 1 to end: 0:00 so far\n"
@@ -348,14 +349,14 @@ _KILLED_AT = """
 import os, signal
 from corpus import text_files
 from records import creation, shards, token_store
-from workers import work_dir
+from workers import shared_work, work_dir
 text_files.PIECE_BYTES, token_store.CHUNK_BYTES = 1500, 700
 def die(*arguments, **named):
   os.kill(os.getpid(), signal.SIGKILL)
 {} = die
 import create_pretraining_data
 from common.settings import run_with
-run_with(creation.Settings, create_pretraining_data.main)
+run_with(creation.CreationSettings, create_pretraining_data.main)
 """
 
 
@@ -364,8 +365,9 @@ run_with(creation.Settings, create_pretraining_data.main)
   [
     "token_store.tokenize_piece", "token_store._tokenize_chunk",
     "token_store.StoreWriter.append", "token_store.StoreWriter.finish",
-    "shards.build_shard", "shards.leases.deliver", "creation._publish",
-    "work_dir.Start.finish", "work_dir.Start.leave",
+    "shards.build_shard", "shards.leases.deliver",
+    "shared_work.SharedWork.publish", "work_dir.Attempt.finish",
+    "work_dir.Attempt.leave",
   ],
 )  # fmt: skip
 def test_a_killed_worker_is_replaced_at_once(
@@ -409,14 +411,14 @@ def test_workers_with_other_flags_are_told(settings_for):
 def test_the_same_command_helps(settings_for, monkeypatch):
   """Also without a run's name: it takes what is free."""
   settings = settings_for(num_shards=2)
-  publish = creation._publish
+  publish = creation._Creation.publish
   workers = f"{settings.work_folder}/0/workers"
 
   def with_the_other(*arguments):
     wait_for(lambda: len(os.listdir(workers)) == 2)
     publish(*arguments)
 
-  monkeypatch.setattr(creation, "_publish", with_the_other)
+  monkeypatch.setattr(creation._Creation, "publish", with_the_other)
   with concurrent.futures.ThreadPoolExecutor(2) as threads:
     first, second = threads.map(creation.create, [settings] * 2)
   assert (first is None) != (second is None)
@@ -453,9 +455,9 @@ def test_launchers_are_known():
 
 def test_a_full_disk_can_be_freed(tmp_path, monkeypatch):
   """The work of another plan is deleted where no new plan can be written."""
-  folder = str(tmp_path / "work")
+  job = lambda plan: work_dir.Job(str(tmp_path / "work"), plan, "--out")
   with contextlib.suppress(KeyboardInterrupt):
-    with work_dir.work_folder(folder, {"a": 1}, work_dir.alone()) as work:
+    with work_dir.work_folder(job({"a": 1}), work_dir.alone()) as work:
       os.makedirs(f"{work.folder}/shards")
       raise KeyboardInterrupt
 
@@ -464,14 +466,14 @@ def test_a_full_disk_can_be_freed(tmp_path, monkeypatch):
 
   monkeypatch.setattr(work_dir.json_files, "write", full)
   with pytest.raises(OSError, match="No space"):  # and then there is room
-    with work_dir.work_folder(folder, {"a": 2}, work_dir.alone()):
+    with work_dir.work_folder(job({"a": 2}), work_dir.alone()):
       pass
   assert not os.path.exists(work.folder)
 
 
 def test_after_the_end_nothing_is_damaged(tmp_path):
   """Another worker has moved what this one was about to read."""
-  path = str(tmp_path / "work")
-  with work_dir.work_folder(path, {"a": 1}, work_dir.alone()) as start:
-    start.finish()
+  job = work_dir.Job(str(tmp_path / "work"), {"a": 1}, "--out")
+  with work_dir.work_folder(job, work_dir.alone()) as attempt:
+    attempt.finish()
     raise errors.DataError("a file is gone")
