@@ -409,7 +409,7 @@ class UpdateRows:
       # All micro-batches are full rows: where a batch does not divide, rows
       # without a record fill the last ones up.
       rows = micro_batches * plan.micro_batch
-      places, are_real = record_order.rank_places(rows, size, self._comm)
+      places, are_real = record_order.rank_positions(rows, size, self._comm)
       positions.append(plan.records_before(now) + places)
       real.append(are_real)
       update.append(np.full(micro_batches, place))

@@ -1,6 +1,6 @@
 """Documents of any input: plain text, JSON lines, tables, Parquet, Arrow.
 
-A file's first bytes, or else its name, tell its format (`_BY_CONTENT`,
+A file's format is known by its first bytes, or else by its name (`_BY_CONTENT`,
 `_BY_NAME`). Files are cut into pieces for many workers, and the documents are
 the same for any pieces. Memory holds one document, or a few rows.
 """
@@ -27,9 +27,9 @@ _BATCH_ROWS = 256  # that are in memory at a time
 class Document(NamedTuple):
   """A text and its name; both are the same for any cut into pieces."""
 
-  id: str  # the value of --id_field, else FILE:PLACE, its first byte or row
-  # Stripped, not split into sentences, "" between paragraphs and at no end;
-  # none for a record without text.
+  id: str  # the value of --id_field, or else FILE:N, its first byte or row
+  # Stripped, not split into sentences; "" between paragraphs only. A record
+  # without text has none.
   lines: list[str]
 
 
@@ -77,11 +77,7 @@ def split_into_pieces(
 
 
 def read_documents(piece: Piece, form: DocumentFormat) -> Iterator[Document]:
-  """The documents of a piece, in order; DataError names the place of bad ones.
-
-  A document of plain text belongs to the piece with the blank line before it,
-  and is read beyond the end of that piece.
-  """
+  """The documents of a piece, in order; DataError says where bad text is."""
   return _format_of(piece.path).read(piece, form)
 
 
@@ -97,40 +93,44 @@ def _one_piece(path: str, _: DocumentFormat) -> list[Piece]:
 
 
 def _split_plain(path: str, form: DocumentFormat) -> list[Piece]:
-  return (_one_piece if form.whole_files else _split_bytes)(path, form)
+  split = _one_piece if form.whole_files else _split_bytes
+  return split(path, form)
 
 
 def _read_plain(piece: Piece, form: DocumentFormat) -> Iterator[Document]:
+  # A document belongs to the piece with the blank line before it, and is read
+  # beyond the end of that piece.
   to_end = piece._replace(end=math.inf)
   lines: list[str] = []
-  start, is_ours = 0, piece.start == 0
-  for place, line in text_files.placed_lines(to_end, form.text):
+  start, is_inside = 0, piece.start == 0
+  for offset, line in text_files.offset_lines(to_end, form.text):
     is_border = not line and not form.whole_files
-    if lines and (is_border or place - start >= MAX_DOCUMENT_BYTES):
+    if lines and (is_border or offset - start >= MAX_DOCUMENT_BYTES):
       yield Document(f"{piece.path}:{start}", _trimmed(lines))
       lines = []
-    if place >= piece.end and (is_border or not is_ours):
+    if offset >= piece.end and (is_border or not is_inside):
       return
-    is_ours = is_ours or is_border
-    if is_ours and (line or lines):
-      start = start if lines else place
+    is_inside = is_inside or is_border
+    if is_inside and (line or lines):
+      start = start if lines else offset
       lines.append(line)
   if lines:
     yield Document(f"{piece.path}:{start}", _trimmed(lines))
 
 
 def _read_json(piece: Piece, form: DocumentFormat) -> Iterator[Document]:
-  for place, line in text_files.placed_lines(piece, form.text):
+  for offset, line in text_files.offset_lines(piece, form.text):
     if line:
-      record = text_files.parse_record(piece, place, line, form.text)
-      yield _of_record(record, place, piece, form)
+      record = text_files.parse_record(piece, offset, line, form.text)
+      yield _record_document(record, offset, piece, form)
 
 
-def _of_record(
-  record: Mapping[str, Any], place: int, piece: Piece, form: DocumentFormat
+def _record_document(
+  record: Mapping[str, Any], number: int, piece: Piece, form: DocumentFormat
 ) -> Document:
+  """The document of a record; `number` is its offset or row."""
   own = record.get(form.id_field)
-  name = f"{piece.path}:{place}" if own in (None, "") else str(own)
+  name = f"{piece.path}:{number}" if own in (None, "") else str(own)
   lines = list(text_files.lines_of(record[form.text.text_field]))
   return Document(text_files.only_text(name), _trimmed(lines))
 
@@ -160,7 +160,7 @@ def _read_csv(
         raise csv.Error(f"{len(row)} cells, but {len(header)} in the header")
       if row:  # no blank line
         record = dict(zip(header, row, strict=True))
-        yield _of_record(record, number, piece, form)
+        yield _record_document(record, number, piece, form)
         number += 1
       start = reader.line_num + 1
   except csv.Error as e:
@@ -208,7 +208,7 @@ def _parquet_table(arrow: Any, path: str) -> tuple[Any, Iterator[_Group]]:
 
 
 def _arrow_table(arrow: Any, path: str) -> tuple[Any, Iterator[_Group]]:
-  """Of a file, which lists its record batches, or a stream of them."""
+  """Opens a file, which lists its record batches, or a stream of them."""
   file, mark = arrow.memory_map(stores.at(path).local()), b"ARROW1"
   is_file = file.read(len(mark)) == mark
   file.seek(0)
@@ -227,7 +227,7 @@ def _arrow_table(arrow: Any, path: str) -> tuple[Any, Iterator[_Group]]:
 
 @contextlib.contextmanager
 def _pyarrow(where: Callable[[], str]) -> Iterator[Any]:
-  """The library; DataError without it, and for what it reports of a file."""
+  """The library; DataError without it, and for its errors about a file."""
   try:
     import pyarrow.parquet
   except ImportError as e:
@@ -238,9 +238,9 @@ def _pyarrow(where: Callable[[], str]) -> Iterator[Any]:
   try:
     yield pyarrow
   except (pyarrow.ArrowException, OSError) as e:
-    said = " ".join(str(e).split())
+    reason = " ".join(str(e).split())
     raise DataError(
-      f"{where()}: damaged ({said[:200]}): copy the file again"
+      f"{where()}: damaged ({reason[:200]}): copy the file again"
     ) from e
 
 
@@ -278,9 +278,9 @@ def _read_groups(
       for batch in group.read(columns):
         for first in range(0, batch.num_rows, _BATCH_ROWS):
           some = batch.slice(first, _BATCH_ROWS)
-          some.validate(full=True)  # else bad places or UTF-8 crash it
+          some.validate(full=True)  # else bad offsets or UTF-8 crash it
           for record in some.to_pylist():
-            yield _of_record(record, row, piece, form)
+            yield _record_document(record, row, piece, form)
             row += 1
 
 
@@ -305,7 +305,7 @@ class _Format(NamedTuple):
   read: Callable[[Piece, DocumentFormat], Iterator[Document]]
 
 
-def _of_table(open_table: _OpenTable) -> _Format:
+def _table_format(open_table: _OpenTable) -> _Format:
   return _Format(
     functools.partial(_split_groups, open_table=open_table),
     functools.partial(_read_groups, open_table=open_table),
@@ -314,8 +314,8 @@ def _of_table(open_table: _OpenTable) -> _Format:
 
 _PLAIN = _Format(_split_plain, _read_plain)
 _BY_CONTENT = {
-  input_files.PARQUET: _of_table(_parquet_table),
-  input_files.ARROW: _of_table(_arrow_table),
+  input_files.PARQUET: _table_format(_parquet_table),
+  input_files.ARROW: _table_format(_arrow_table),
 }
 _BY_NAME = {
   ".jsonl": _Format(_split_bytes, _read_json),

@@ -1,13 +1,13 @@
-"""Filters of documents and lines by their looks, as C4, Gopher and FineWeb do.
+"""Filters that remove text of low quality, as C4, Gopher and FineWeb do.
 
 A settings file lists them in the order in which they are applied:
 
   {"filters": [{"filter": "words", "min": 50, "max": 100000}, ...]}
 
-Those of `_LINES` remove lines, "citations" takes marks out of lines, and those
-of `_DOCUMENTS` measure a document, which is removed if a number is below `min`
-or above `max`. configs/filters has what was published. Words are what stands
-between spaces, so filters that count them are for languages that have spaces.
+Filters of `_LINES` remove lines, "citations" takes marks out of lines, and
+filters of `_DOCUMENTS` remove a document if a number of it is below `min` or
+above `max`. configs/filters has the published ones. Words are separated by
+spaces, so filters that count them are for languages that have spaces.
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ _EXAMPLES, _EXAMPLE_CHARS = 3, 200  # shown of each filter
 
 
 class _Document:
-  """A text, seen in the ways that filters need; each is found once."""
+  """A text in the forms that filters need; each is made once."""
 
   def __init__(self, lines: Sequence[str]):
     self.all_lines = lines  # "" between paragraphs
@@ -75,49 +75,49 @@ class _Document:
     return self.text.split()
 
   @functools.cached_property
-  def _word_ids(self) -> np.ndarray:
-    """Equal words have the same one, the place of the first."""
-    places = range(len(self.words))
-    firsts: dict[str, int] = {}
-    ids = map(firsts.setdefault, self.words, places)
-    return np.fromiter(ids, np.int64, len(places))
-
-  @functools.cached_property
   def _recurring(self) -> list[tuple[np.ndarray, np.ndarray]]:
-    """What `recurring` found for 1 word, 2, and so on."""
-    return [(np.arange(len(self.words)), self._word_ids)]
+    """The results of `recurring` for 1 word, 2, and so on."""
+    # A word's id is the index of its first occurrence.
+    indices, firsts = np.arange(len(self.words)), dict[str, int]()
+    ids = map(firsts.setdefault, self.words, range(len(indices)))
+    return [(indices, np.fromiter(ids, np.int64, len(indices)))]
 
   def recurring(self, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Sequences of `size` words, 2 or more, that occur twice or more.
+    """The n-grams of `size` words, 2 or more, that occur twice or more.
 
-    Returns their places, and numbers that are the same for equal sequences.
-    Few are looked at: the first words of a sequence that occurs twice do so.
+    Returns the indices of their first words, ascending, and numbers that are
+    the same for equal n-grams.
     """
-    found, ids = self._recurring, self._word_ids
-    for shorter in range(len(found), size):
-      places, numbers = found[-1]
-      inner = places.searchsorted(len(ids) - shorter)
-      places, numbers = places[:inner], numbers[:inner]
-      found.append(_twice(places, numbers * len(ids) + ids[places + shorter]))
-    return found[size - 1]
+    results, (_, ids) = self._recurring, self._recurring[0]
+    for shorter in range(len(results), size):
+      # Only candidates are checked: a repeated n-gram begins with a repeated
+      # (n-1)-gram. Its key is that one's number and the id of the last word.
+      indices, numbers = results[-1]
+      inside = indices.searchsorted(len(ids) - shorter)
+      indices, numbers = indices[:inside], numbers[:inside]
+      keys = numbers * len(ids) + ids[indices + shorter]
+      results.append(_repeated_keys(indices, keys))
+    return results[size - 1]
 
-  def sequence_length(self, place: int, size: int) -> int:
-    return len(" ".join(self.words[place : place + size]))
+  def ngram_length(self, index: int, size: int) -> int:
+    """The characters of `size` words from `index` on."""
+    return len(" ".join(self.words[index : index + size]))
 
 
-def _twice(places: np.ndarray, keys: np.ndarray) -> tuple:
-  """(places, numbers below that of keys) of the keys that are there twice."""
+def _repeated_keys(indices: np.ndarray, keys: np.ndarray) -> tuple:
+  """(indices, numbers for equal keys) of the keys that are there twice."""
   if not len(keys):
-    return places, keys
+    return indices, keys
   order = keys.argsort()
   ordered = keys[order]
   is_new = np.ones(len(keys) + 1, bool)
   np.not_equal(ordered[1:], ordered[:-1], out=is_new[1:-1])
+  # A key is single if it is new, and so is the one after it.
   again = order[~(is_new[:-1] & is_new[1:])]
   numbers = np.empty_like(keys)
   numbers[order] = is_new[:-1].cumsum() - 1
   again.sort()
-  return places[again], numbers[again]
+  return indices[again], numbers[again]
 
 
 # What is measured -------------------------------------------------------------
@@ -150,11 +150,8 @@ def _signs_per_word(document: _Document, signs: Sequence[str]) -> float:
 
 
 def _short_lines(document: _Document, characters: int = 30) -> float:
-  return _line_share(document, _is_short, characters)
-
-
-def _is_short(line: str, characters: int) -> bool:
-  return len(line) <= characters
+  is_short = lambda line, limit: len(line) <= limit
+  return _line_share(document, is_short, characters)
 
 
 def _lines_per_word(document: _Document) -> float:
@@ -190,28 +187,26 @@ def _stop_words(
   return count
 
 
-def _top_sequence(document: _Document, size: int) -> float:
-  """The share of characters in the most frequent sequence of words, or 0."""
-  places, numbers = document.recurring(size)
-  if not len(places):
+def _top_ngram(document: _Document, size: int) -> float:
+  """The share of characters in the most frequent n-gram of words, or 0."""
+  indices, numbers = document.recurring(size)
+  if not len(indices):
     return 0.0
   counts = np.bincount(numbers)[numbers]
   first = counts.argmax()
-  length = document.sequence_length(places[first], size)
+  length = document.ngram_length(indices[first], size)
   return length * int(counts[first]) / len(document.text)
 
 
-def _repeated_sequences(document: _Document, size: int) -> float:
-  """The share of characters in sequences of words that an earlier one equals.
-
-  Each character counts once.
-  """
-  places, numbers = document.recurring(size)
-  seen, characters, next_place = set[int](), 0, 0
-  for place, number in zip(places.tolist(), numbers.tolist(), strict=True):
-    if number in seen and place >= next_place:
-      characters += document.sequence_length(place, size)
-      next_place = place + size
+def _repeated_ngrams(document: _Document, size: int) -> float:
+  """The share of characters in n-grams of words that an earlier one equals."""
+  indices, numbers = document.recurring(size)
+  seen, characters, end = set[int](), 0, 0
+  for index, number in zip(indices.tolist(), numbers.tolist(), strict=True):
+    # Each character counts once, also where n-grams overlap.
+    if number in seen and index >= end:
+      characters += document.ngram_length(index, size)
+      end = index + size
     seen.add(number)
   return characters / max(1, len(document.text))
 
@@ -236,12 +231,12 @@ def _spaced_words(text: str) -> str:
 
 def _language(document: _Document, code: str) -> float:
   """The probability of a language, by py3langid on the first characters."""
-  found = dict(_language_model().rank(document.text[:_LANGUAGE_CHARS]))
-  if code not in found:
+  shares = dict(_language_model().rank(document.text[:_LANGUAGE_CHARS]))
+  if code not in shares:
     raise errors.DataError(
-      f"the filter language knows no {code}, but {', '.join(sorted(found))}"
+      f"the filter language knows no {code}, but {', '.join(sorted(shares))}"
     )
-  return found[code]
+  return shares[code]
 
 
 @functools.cache
@@ -264,74 +259,73 @@ def _is_punctuated(line: str) -> bool:
   return line.endswith(_TERMINAL) and not line.endswith(_ELLIPSIS)
 
 
-def _line_words(line: str) -> int:
-  return len(line.split())
+def _policies(lower: str) -> int:
+  return sum(map(lower.count, _POLICY))
 
 
-def _longest_word(line: str) -> int:
-  return max(map(len, line.split()))
+def _longest_word(words: Sequence[str]) -> int:
+  return max(map(len, words), default=0)
 
 
-def _longest_of_document(document: _Document) -> int:
-  return max(map(len, document.words), default=0)
-
-
-def _policies(line: str) -> int:
-  return sum(map(line.lower().count, _POLICY))
-
-
-def _policies_of_document(document: _Document) -> int:
-  return sum(map(document.lower.count, _POLICY))
-
-
-class _Measure:
+class _Measure(NamedTuple):
   """A number of a document, or of a line."""
 
-  def __init__(
-    self,
-    function: Callable[..., float],
-    options: dict[str, Any] | None = None,
-    most: Callable[[_Document], float] | None = None,
-    **fixed,
-  ):
-    """`options` of the filter, with types, and `fixed` are its keywords."""
-    self.of = functools.partial(function, **fixed) if fixed else function
-    self.options = options or {}
-    self.most = most  # for one of lines: no line of a document has more
+  of: Callable[..., float]
+  options: dict[str, Any] = {}  # of the filter, with their types
+  # A number of a document that is an upper bound of its lines' numbers.
+  bound: Callable[[_Document], float] | None = None
 
 
-_SEQUENCE_SIZE = {"size": range(2, 101)}
+def _document(function: Callable[..., float], **fixed: Any) -> _Measure:
+  """function(document, **fixed) as a measure without options."""
+  return _Measure(functools.partial(function, **fixed))
+
+
+def _line(form: str, split: Callable, function: Callable) -> _Measure:
+  """function(split(line)), and the same of a document's `form` as the bound.
+
+  So documents that cannot fail are not walked through line by line.
+  """
+  return _Measure(
+    lambda line: function(split(line)),
+    bound=lambda document: function(getattr(document, form)),
+  )
+
+
+_NGRAM_SIZE = {"size": range(2, 101)}
 _DOCUMENTS = {
-  "lines": _Measure(_number, part="lines"),
-  "words": _Measure(_number, part="words"),
+  "lines": _document(_number, part="lines"),
+  "words": _document(_number, part="words"),
   "mean_word_length": _Measure(_mean_word_length),
   "sentences": _Measure(_sentences),
-  "hashes_per_word": _Measure(_signs_per_word, signs="#"),
-  "ellipses_per_word": _Measure(_signs_per_word, signs=_ELLIPSIS),
-  "bullet_lines": _Measure(_line_share, test=str.startswith, value=_BULLETS),
-  "ellipsis_lines": _Measure(_line_share, test=str.endswith, value=_ELLIPSIS),
+  "hashes_per_word": _document(_signs_per_word, signs="#"),
+  "ellipses_per_word": _document(_signs_per_word, signs=_ELLIPSIS),
+  "bullet_lines": _document(_line_share, test=str.startswith, value=_BULLETS),
+  "ellipsis_lines": _document(_line_share, test=str.endswith, value=_ELLIPSIS),
   "words_with_letters": _Measure(_words_with_letters),
   "stop_words": _Measure(_stop_words, {"words?": [str]}),
-  "punctuated_lines": _Measure(_line_share, test=str.endswith, value=_TERMINAL),
+  "punctuated_lines": _document(
+    _line_share, test=str.endswith, value=_TERMINAL
+  ),
   "short_lines": _Measure(_short_lines, {"characters?": range(1, 1 << 20)}),
   "lines_per_word": _Measure(_lines_per_word),
-  "repeated_lines": _Measure(_repeated, part="lines"),
-  "repeated_line_characters": _Measure(_repeated_characters, part="lines"),
-  "repeated_paragraphs": _Measure(_repeated, part="paragraphs"),
-  "repeated_paragraph_characters": _Measure(
+  "repeated_lines": _document(_repeated, part="lines"),
+  "repeated_line_characters": _document(_repeated_characters, part="lines"),
+  "repeated_paragraphs": _document(_repeated, part="paragraphs"),
+  "repeated_paragraph_characters": _document(
     _repeated_characters, part="paragraphs"
   ),
-  "top_sequence": _Measure(_top_sequence, _SEQUENCE_SIZE),
-  "repeated_sequences": _Measure(_repeated_sequences, _SEQUENCE_SIZE),
+  "top_sequence": _Measure(_top_ngram, _NGRAM_SIZE),
+  "repeated_sequences": _Measure(_repeated_ngrams, _NGRAM_SIZE),
   "text": _Measure(_text_count, {"text": str}),
   "listed_words": _Measure(_listed_words, {"words": [str]}),
   "language": _Measure(_language, {"code": str}),
 }
 _LINES = {
   "line_punctuated": _Measure(_is_punctuated),
-  "line_words": _Measure(_line_words),
-  "line_longest_word": _Measure(_longest_word, most=_longest_of_document),
-  "line_policy": _Measure(_policies, most=_policies_of_document),
+  "line_words": _Measure(lambda line: len(line.split())),
+  "line_longest_word": _line("words", str.split, _longest_word),
+  "line_policy": _line("lower", str.lower, _policies),
 }
 
 
@@ -348,7 +342,7 @@ class _Filter(NamedTuple):
   max: float
 
   def apply(self, document: _Document, counts: "Counts") -> _Document | None:
-    """What stays of a document."""
+    """The document, or None if it is removed."""
     if self.min <= self.measure.of(document, **self.options) <= self.max:
       return document
     counts.add(self.label, document.text, documents=1)
@@ -357,8 +351,8 @@ class _Filter(NamedTuple):
 
 class _LineFilter(_Filter):
   def apply(self, document: _Document, counts: "Counts") -> _Document | None:
-    low, high, of, most = self.min, self.max, self.measure.of, self.measure.most
-    if low == -math.inf and most and most(document) <= high:
+    low, high, (of, _, bound) = self.min, self.max, self.measure
+    if low == -math.inf and bound and bound(document) <= high:
       return document
     left = []
     for line in document.all_lines:
@@ -389,7 +383,7 @@ class _Citations:
 
 
 def _filter(line: dict) -> _Filter | _Citations:
-  """ValueError for a line that is none."""
+  """The filter of a line of a settings file; ValueError if it is none."""
   measures = {**_LINES, **_DOCUMENTS}
   json_files.expect(line, {"filter": (*measures, _Citations.label)})
   name = line["filter"]
@@ -406,8 +400,8 @@ def _filter(line: dict) -> _Filter | _Citations:
   known = [key.removesuffix("?") for key in measure.options]
   unknown = sorted(options.keys() - set(known))
   if unknown or not has_bound:
-    said = ", ".join([f"the filter {name} has min, max or both", *known])
-    raise ValueError(", but no ".join([said, *unknown]))
+    takes = ", ".join([f"the filter {name} has min, max or both", *known])
+    raise ValueError(", but no ".join([takes, *unknown]))
   label = name
   for key in known:
     if key != "words" and key in options:
@@ -419,20 +413,9 @@ def _filter(line: dict) -> _Filter | _Citations:
 
 @functools.cache
 def _chain(source: str) -> list[_Filter | _Citations]:
-  return [_filter(line) for line in _settings(source)]
-
-
-def _settings(source: str) -> list[dict]:
-  return json_files.parse(source, {"filters": [dict]})["filters"]
-
-
-def _add_words(line: dict) -> None:
-  """A filter gets the words of its file, which decide what stays."""
-  if line.get("filter") == "listed_words" and "file" in line:
-    json_files.expect(line, {"file": str})
-    path = line.pop("file")
-    words = text_files.utf8_lines(input_files.read(path).splitlines(), path)
-    line["words"] = list(words)
+  """The filters of a settings file's content."""
+  lines = json_files.parse(source, {"filters": [dict]})["filters"]
+  return [_filter(line) for line in lines]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -443,7 +426,7 @@ class Filters:
 
   @classmethod
   def load(cls, name: str) -> "Filters":
-    """Those of configs/filters/NAME.json, or of a file; "": none.
+    """The filters of configs/filters/NAME.json, or of a file; "": none.
 
     DataError names what is wrong in it.
     """
@@ -459,9 +442,14 @@ class Filters:
       )
     content = input_files.read(path)
     try:
-      lines = _settings(content.decode())
+      lines = json_files.parse(content.decode(), {"filters": [dict]})["filters"]
       for line in lines:
-        _add_words(line)
+        # The words decide what stays, so they take the place of their file.
+        if line.get("filter") == "listed_words" and "file" in line:
+          json_files.expect(line, {"file": str})
+          words = line.pop("file")
+          raw = input_files.read(words).splitlines()
+          line["words"] = list(text_files.utf8_lines(raw, words))
       source = json.dumps({"filters": lines})
       # A trial shows what is missing for it before any text is read.
       for one in _chain(source):

@@ -1,8 +1,8 @@
 """Documents that are copies of others, or nearly so, in bounded memory.
 
-A document is the set of its shingles, the sequences of five words in it, and
-two documents are near-duplicates if their sets have a high Jaccard similarity:
-the share of common shingles in all (Broder 1997, "On the resemblance and
+A document is the set of its shingles, the 5-grams of its words, and two
+documents are near-duplicates if their sets have a high Jaccard similarity: the
+share of common shingles in all (Broder 1997, "On the resemblance and
 containment of documents"). Pairs are found by MinHash with banding (Leskovec,
 Rajaraman and Ullman, "Mining of Massive Datasets", chapter 3), and each is
 verified exactly, unlike FineWeb's (arXiv:2406.17557, by datatrove with 14 bands
@@ -34,9 +34,9 @@ EVALUATION_WORDS = 13  # as GPT-3 (arXiv:2005.14165, appendix C)
 # A pair of similarity s has an equal key in one of b bands with the probability
 # 1 - (1 - s^ROWS)^b: 98.8% at 0.6, 99.99% at 0.75 with all of them.
 BANDS, ROWS = 32, 4
-# Further bands are not compared when so few pairs at the threshold are missed.
+# Stop at the band where the expected miss rate falls below this.
 _MISSED = 0.001
-# With how many documents before it one of an equal key is compared.
+# Comparisons per document within a bucket, the documents of an equal key.
 _COMPARED = 16
 
 # The files of a piece. `_SIGNATURES` has rows, uint64 [BANDS + 3, n]: the keys
@@ -60,7 +60,7 @@ def _offsets(counts: np.ndarray) -> np.ndarray:
   return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
-# Words and sequences of them --------------------------------------------------
+# Words and n-grams of them --------------------------------------------------
 
 _SEPARATOR = b"\0"
 _NORMALIZED = bytes(
@@ -98,9 +98,9 @@ def _words(texts: Sequence[bytes]) -> Ragged:
     # A word never goes on in the next block.
     end = content.find(_SEPARATOR, begin + _BLOCK_BYTES) + 1 or len(content)
     block = np.frombuffer(content, np.uint8, end - begin, begin)
-    places = np.flatnonzero(_word_begins(block))
-    firsts.append(places + begin)
-    hashes.append(_word_hashes(block, places))
+    word_begins = np.flatnonzero(_word_begins(block))
+    firsts.append(word_begins + begin)
+    hashes.append(_word_hashes(block, word_begins))
     begin = end
   text_begins = _offsets(np.array([len(text) + 1 for text in texts], np.int64))
   offsets = np.searchsorted(np.concatenate(firsts), text_begins)
@@ -119,11 +119,9 @@ def _word_begins(block: np.ndarray) -> np.ndarray:
 
 
 def _word_hashes(block: np.ndarray, firsts: np.ndarray) -> np.ndarray:
-  """Polynomials modulo 2^64, whose coefficients are a word's bytes.
-
-  A word's is the difference of two prefix sums, for bytes between words are 0,
-  divided by the power of its place.
-  """
+  """Polynomials modulo 2^64, whose coefficients are a word's bytes."""
+  # The difference of two prefix sums, because bytes between words are 0. It is
+  # divided by the power at the word's offset.
   log_count = len(block).bit_length()
   terms = block * _powers(_BYTE_BASE, log_count)[: len(block)]
   sums = np.cumsum(terms)
@@ -133,14 +131,14 @@ def _word_hashes(block: np.ndarray, firsts: np.ndarray) -> np.ndarray:
 
 
 def ngram_hashes(texts: Sequence[bytes], size: int) -> Ragged:
-  """uint64 hashes of the sequences of `size` words of each text, in order.
+  """uint64 hashes of the n-grams of `size` words of each text, in order.
 
-  A text of fewer words, or none, has one hash, of all its words. `texts` are
+  A text of fewer words, or none, has one hash of all its words. `texts` are
   UTF-8. The hashes are the same on every machine.
   """
   words = _words(texts)
   counts = np.diff(words.offsets)
-  # Shorter texts go on in words of hash 0.
+  # Shorter texts are padded by words of hash 0.
   lengths = np.maximum(counts, size)
   begins = _offsets(lengths)
   filled = np.zeros(begins[-1], np.uint64)
@@ -150,25 +148,25 @@ def ngram_hashes(texts: Sequence[bytes], size: int) -> Ragged:
   numbers = lengths - size + 1
   offsets = _offsets(numbers)
   shifts = np.repeat(begins[:-1] - offsets[:-1], numbers)
-  places = np.arange(offsets[-1]) + shifts
-  hashes = np.zeros(len(places), np.uint64)
+  indices = np.arange(offsets[-1]) + shifts  # of the first words
+  hashes = np.zeros(len(indices), np.uint64)
   for _ in range(size):
     hashes *= np.uint64(_WORD_BASE)
-    hashes += filled[places]
-    places += 1
+    hashes += filled[indices]
+    indices += 1
   return Ragged(_mixed(hashes), offsets)
 
 
 def overlaps(texts: Sequence[bytes], ngrams: np.ndarray) -> np.ndarray:
   """bool [n]: which texts have one of `ngrams`, sorted `ngram_hashes`."""
   hashes, offsets = ngram_hashes(texts, EVALUATION_WORDS)
-  # Sorted ones are found several times faster, and few of them are.
+  # Sorted values are looked up several times faster, and few are in `ngrams`.
   wanted = np.sort(hashes)
-  places = np.searchsorted(ngrams, wanted)
-  common = wanted[places < np.searchsorted(ngrams, wanted, "right")]
-  found = np.flatnonzero(np.isin(hashes, common))
+  left = np.searchsorted(ngrams, wanted)
+  common = wanted[left < np.searchsorted(ngrams, wanted, "right")]
+  matches = np.flatnonzero(np.isin(hashes, common))
   is_overlap = np.zeros(len(texts), bool)
-  is_overlap[np.searchsorted(offsets, found, "right") - 1] = True
+  is_overlap[np.searchsorted(offsets, matches, "right") - 1] = True
   return is_overlap
 
 
@@ -224,29 +222,29 @@ def edges(
   """int64 [m, 2]: pairs (earlier, later) of near-duplicates, by their numbers.
 
   Their Jaccard similarity is >= `threshold`. The pairs of all bands (0 to
-  BANDS - 1) and all parts of their keys (0 to parts - 1) connect what is near:
-  each pair with the probability at `BANDS`, and as `_connect` compares. Bands
-  that a high threshold does not need give none.
+  BANDS - 1) and all parts of their keys (0 to parts - 1) connect the
+  near-duplicates: each pair with the probability at `BANDS`, and as `_connect`
+  compares. Bands that a high threshold does not need give none.
   """
   if (1 - threshold**ROWS) ** band <= _MISSED:  # by the bands before this one
     return np.zeros((0, 2), np.int64)
-  found = _read_part(folders, band, part, parts)
-  is_new_key, is_new_set = differs(found[:1]), differs(found[:3])
-  numbers = found[3].astype(np.int64)
+  table = _read_part(folders, band, part, parts)
+  is_new_key, is_new_set = differs(table[:1]), differs(table[:3])
+  numbers = table[3].astype(np.int64)
   firsts = numbers[is_new_set][np.cumsum(is_new_set) - 1]
   copies = np.stack([firsts, numbers], axis=1)[~is_new_set]
 
   # Of equal sets only the first is compared, if another has its key.
-  found, is_new_key = found[:, is_new_set], is_new_key[is_new_set]
-  found = found[:, ~(is_new_key & np.append(is_new_key, True)[1:])]
-  shingles = _read_shingles(folders, *found[[1, 4, 5]].astype(np.int64))
-  members = zip(found[0].tolist(), found[3].tolist(), shingles, strict=True)
+  table, is_new_key = table[:, is_new_set], is_new_key[is_new_set]
+  table = table[:, ~(is_new_key & np.append(is_new_key, True)[1:])]
+  shingles = _read_shingles(folders, *table[[1, 4, 5]].astype(np.int64))
+  members = zip(table[0].tolist(), table[3].tolist(), shingles, strict=True)
   pairs: list[tuple[int, int]] = []
   for _, group in itertools.groupby(members, operator.itemgetter(0)):
     pairs += _connect(group, threshold)
-  near = np.sort(np.array(pairs, np.int64).reshape(-1, 2), axis=1)
+  similar = np.sort(np.array(pairs, np.int64).reshape(-1, 2), axis=1)
   # Equal sets are equal in every band.
-  return np.concatenate([copies, near]) if band == 0 else near
+  return np.concatenate([copies, similar]) if band == 0 else similar
 
 
 def _read_part(
@@ -260,14 +258,14 @@ def _read_part(
   tables, first = [np.zeros((6, 0), np.uint64)], 0
   for piece, folder in enumerate(folders):
     signatures = np.load(os.path.join(folder, _SIGNATURES), mmap_mode="r")
-    ours = np.flatnonzero(signatures[band] % np.uint64(parts) == part)
-    table = np.empty((6, len(ours)), np.uint64)
-    table[[0, 1, 2, 5]] = signatures[[band, *_OTHER_ROWS]][:, ours]
-    table[3], table[4] = first + ours, piece
+    in_part = np.flatnonzero(signatures[band] % np.uint64(parts) == part)
+    table = np.empty((6, len(in_part)), np.uint64)
+    table[[0, 1, 2, 5]] = signatures[[band, *_OTHER_ROWS]][:, in_part]
+    table[3], table[4] = first + in_part, piece
     tables.append(table)
     first += signatures.shape[1]
-  found = np.concatenate(tables, axis=1)
-  return found[:, np.lexsort(found[::-1])]
+  joined = np.concatenate(tables, axis=1)
+  return joined[:, np.lexsort(joined[::-1])]
 
 
 def differs(rows: np.ndarray) -> np.ndarray:
@@ -283,19 +281,18 @@ def _read_shingles(
   pieces: np.ndarray,
   begins: np.ndarray,
 ) -> Iterator[np.ndarray]:
-  """The shingles of documents, of which some are read at a time, by place.
-
-  They are not mapped, because mapped pages count as memory.
-  """
+  """The shingles of documents, in order; only some are in memory at a time."""
+  # In the order of the file within a read. Not mapped: mapped pages count as
+  # memory.
   item = _SHINGLE_TYPE.itemsize
   reads = np.cumsum(sizes) // _READ_SHINGLES
   borders = np.flatnonzero(np.diff(reads)) + 1
   for read in np.split(np.arange(len(reads)), borders):
     shingles = {}
     for piece in np.unique(pieces[read]):
-      ours = read[pieces[read] == piece]
+      of_piece = read[pieces[read] == piece]
       with open(os.path.join(folders[piece], _SHINGLES), "rb") as f:
-        for i in ours[np.argsort(begins[ours])]:
+        for i in of_piece[np.argsort(begins[of_piece])]:
           content = os.pread(f.fileno(), item * sizes[i], item * begins[i])
           shingles[i] = np.frombuffer(content, _SHINGLE_TYPE)
     for i in read:
@@ -305,12 +302,10 @@ def _read_shingles(
 def _connect(
   group: Iterable[tuple[int, int, np.ndarray]], threshold: float
 ) -> Iterator[tuple[int, int]]:
-  """Pairs that connect documents (key, number, shingles) with an equal key.
-
-  They come by size, because only those of about one size can be similar. Each
-  is compared with the last `_COMPARED` before it, but with no more of a cluster
-  when it is in it. So the time is linear in the size of the group.
-  """
+  """Pairs that connect documents (key, number, shingles) of a bucket."""
+  # They come by size, because only those of about one size can be similar. Each
+  # is compared with the last `_COMPARED` before it, but not with a cluster that
+  # it has joined. So the time is linear in the size of the bucket.
   last: collections.deque = collections.deque(maxlen=_COMPARED)
   cluster: dict[int, int] = {}  # of each number
   for _, number, shingles in group:
@@ -345,6 +340,6 @@ def clusters(num_documents: int, pairs: np.ndarray) -> np.ndarray:
   components = scipy.sparse.csgraph.connected_components
   count, labels = components(graph, directed=False)
   firsts = np.empty(count, np.int64)
-  # Of several values for one place, the last one stays.
+  # Of several values for one index, the last one stays.
   firsts[labels[::-1]] = np.arange(num_documents)[::-1]
   return firsts[labels]

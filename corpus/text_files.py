@@ -1,11 +1,12 @@
 """Text files to sentences: plain, compressed, JSON Lines; splits prose.
 
 A line is a sentence, or prose that a language's rules split. Blank lines
-separate documents; a record of a `.jsonl` file is one. As in google/bert the
-end of a file does not end a document, so files may be cut anywhere.
+separate documents; a record of a `.jsonl` file is a document. As in google/bert
+the end of a file does not end a document, so files may be cut anywhere.
 
-A plain UTF-8 file is read in pieces of `PIECE_BYTES`, any other as one piece.
-Memory holds a batch of lines or one JSON record at a time.
+A plain UTF-8 file is read in pieces of `PIECE_BYTES`, any other as one piece (a
+piece is what Hadoop calls an input split). Memory holds a batch of lines or one
+JSON record at a time.
 """
 
 import codecs
@@ -129,10 +130,10 @@ def read_batches(piece: Piece, text: TextFormat) -> Iterator[Batch]:
   """The sentences of a piece; DataError names the line of bad text."""
   parse = _json_sentences if is_jsonl(piece.path) else _text_sentences
   with _opened(piece, text) as (f, on_disk):
-    lines = _raw_lines(f, piece)
-    before = 0
-    for batch in gathered(lines, _line_size, _BATCH_BYTES, _BATCH_LINES):
-      left = sum(map(_line_size, batch))
+    lines, before = _raw_lines(f, piece), 0
+    size_of = lambda line: len(line[1])
+    for batch in gathered(lines, size_of, _BATCH_BYTES, _BATCH_LINES):
+      left = sum(map(size_of, batch))
       for sentences in parse(piece, batch, text):
         size = min(left - 1, sum(map(len, sentences)))
         yield Batch(sentences, size, size if f is on_disk else 0)
@@ -141,10 +142,6 @@ def read_batches(piece: Piece, text: TextFormat) -> Iterator[Batch]:
       now = left if f is on_disk else on_disk.tell() - before
       yield Batch([], left, now)
       before += now
-
-
-def _line_size(placed: tuple[int, bytes]) -> int:
-  return len(placed[1])
 
 
 def gathered(
@@ -171,29 +168,29 @@ def read_lines(
       yield from batch.sentences
 
 
-def placed_lines(piece: Piece, text: TextFormat) -> Iterator[tuple[int, str]]:
-  """(the byte where it starts, stripped line) for each line of a piece.
+def offset_lines(piece: Piece, text: TextFormat) -> Iterator[tuple[int, str]]:
+  """(offset of its first byte, stripped line) for each line of a piece.
 
   Long lines come in parts, as in `read_batches`; blank parts are left out, so
   that "" is a blank line. DataError names the line of bad text.
   """
   with _opened(piece, text) as (f, _):
     at_start = True
-    for place, raw in _raw_lines(f, piece):
-      line = _decoded(raw, place, piece, text).strip()
+    for offset, raw in _raw_lines(f, piece):
+      line = _decoded(raw, offset, piece, text).strip()
       is_whole = at_start and raw.endswith(b"\n")
       if line or is_whole:
-        yield place, line
+        yield offset, line
       at_start = raw.endswith(b"\n")
 
 
 def table_lines(path: str, text: TextFormat) -> Iterator[str]:
   """The lines of a file with their ends, uncut; DataError names a bad one."""
-  piece, place = Piece(path, 0, math.inf), 0
+  piece, offset = Piece(path, 0, math.inf), 0
   with _opened(piece, text) as (f, _):
     while line := f.readline(MAX_RECORD_BYTES):
-      yield _decoded(line, place, piece, text)
-      place += len(line)
+      yield _decoded(line, offset, piece, text)
+      offset += len(line)
 
 
 def utf8_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
@@ -225,7 +222,7 @@ def _opened(
 
 
 class _InUtf8(io.RawIOBase):
-  """Text of any encoding, read as UTF-8; DataError names a wrong line."""
+  """Text of another encoding, read as UTF-8; DataError names a wrong line."""
 
   def __init__(self, f: BinaryIO, path: str, encoding: str):
     # Wrong bytes become half of a surrogate pair, which UTF-8 refuses.
@@ -260,8 +257,16 @@ def _wrong_encoding(where: str, encoding: str, e: ValueError):
 
 
 def _raw_lines(f: BinaryIO, piece: Piece) -> Iterator[tuple[int, bytes]]:
-  """(the byte at which it starts, line) for each line of a piece."""
-  position = _first_line(f, piece)
+  """(offset of its first byte, line) for each line of a piece."""
+  position = 0
+  if piece.start:
+    # The line that crosses the boundary belongs to the previous piece.
+    position, part = f.seek(piece.start - 1), b""
+    while position < piece.end and not part.endswith(b"\n"):
+      part = f.readline(MAX_LINE_BYTES)
+      position += len(part)
+      if not part:
+        break
   limit = MAX_RECORD_BYTES if is_jsonl(piece.path) else MAX_LINE_BYTES
   rest, at_start = b"", True
   while not at_start or position < piece.end:
@@ -281,20 +286,6 @@ def _raw_lines(f: BinaryIO, piece: Piece) -> Iterator[tuple[int, bytes]]:
     position += len(line)
 
 
-def _first_line(f: BinaryIO, piece: Piece) -> int:
-  """Seeks to the first line that starts in the piece; returns its byte."""
-  if not piece.start:
-    return 0
-  # The line that crosses the boundary belongs to the previous piece.
-  position = f.seek(piece.start - 1)
-  while position < piece.end:
-    part = f.readline(MAX_LINE_BYTES)
-    position += len(part)
-    if not part or part.endswith(b"\n"):
-      break
-  return position
-
-
 def _cut_at(line: bytes) -> int:
   """Where to cut a line: after a space if there is one, else a character."""
   size, space = len(line), line.rfind(b" ", len(line) // 2)
@@ -302,27 +293,27 @@ def _cut_at(line: bytes) -> int:
     return space + 1
   # The last character may be incomplete: it starts in the last four bytes, at
   # one that is no continuation (0b10xxxxxx).
-  for place in range(size - 1, max(0, size - 5), -1):
-    if line[place] & 0xC0 != 0x80:
-      return place
+  for index in range(size - 1, max(0, size - 5), -1):
+    if line[index] & 0xC0 != 0x80:
+      return index
   return size
 
 
-def _decoded(line: bytes, place: int, piece: Piece, text: TextFormat) -> str:
-  """The line at byte `place`; DataError for a wrong byte."""
+def _decoded(line: bytes, offset: int, piece: Piece, text: TextFormat) -> str:
+  """The line at an offset as text; DataError for a wrong byte."""
   try:
     if b"\0" in line:
       raise ValueError("a NUL character, which no text has")
-    return line.decode("utf-8" if place else "utf-8-sig")
+    return line.decode("utf-8" if offset else "utf-8-sig")
   except ValueError as e:
-    raise _wrong_encoding(_where(piece, text, place), text.encoding, e) from e
+    raise _wrong_encoding(_where(piece, text, offset), text.encoding, e) from e
 
 
-def _where(piece: Piece, text: TextFormat, place: int) -> str:
-  """FILE: line N of the line at byte `place`, for messages."""
+def _where(piece: Piece, text: TextFormat, offset: int) -> str:
+  """FILE: line N, of the line at an offset, for messages."""
   number = 1
   with _opened(piece, text) as (f, _):
-    left = place
+    left = offset
     while left and (part := f.read(min(left, _BUFFER_BYTES))):
       number += part.count(b"\n")
       left -= len(part)
@@ -331,17 +322,19 @@ def _where(piece: Piece, text: TextFormat, place: int) -> str:
 
 def _text_sentences(piece, batch, text):
   """Lists of sentences, with "" between documents, of plain lines."""
-  lines = [_decoded(line, place, piece, text).strip() for place, line in batch]
+  lines = [
+    _decoded(line, offset, piece, text).strip() for offset, line in batch
+  ]
   yield list(prose.sentences(lines, text.prose))
 
 
 def _json_sentences(piece, batch, text):
   """As `_text_sentences`, for JSON records: each is a document."""
-  for place, line in batch:
-    decoded = _decoded(line, place, piece, text).strip()
+  for offset, line in batch:
+    decoded = _decoded(line, offset, piece, text).strip()
     if not decoded:
       continue
-    record = parse_record(piece, place, decoded, text)
+    record = parse_record(piece, offset, decoded, text)
     lines = lines_of(record[text.text_field])
     sentences = filter(None, prose.sentences(lines, text.prose))
     yield [""]
@@ -349,8 +342,10 @@ def _json_sentences(piece, batch, text):
     yield [""]
 
 
-def parse_record(piece: Piece, place: int, line: str, text: TextFormat) -> dict:
-  """The JSON object on the line at byte `place`; its text may be null.
+def parse_record(
+  piece: Piece, offset: int, line: str, text: TextFormat
+) -> dict:
+  """The JSON object on the line at an offset; its text may be null.
 
   DataError if there is none, or no such field.
   """
@@ -362,7 +357,7 @@ def parse_record(piece: Piece, place: int, line: str, text: TextFormat) -> dict:
   except ValueError as e:
     fields = f"; it has the fields {', '.join(record)}" if record else ""
     raise errors.DataError(
-      f"{_where(piece, text, place)}: no JSON object with text in its field "
+      f"{_where(piece, text, offset)}: no JSON object with text in its field "
       f"--text_field={text.text_field}: {str(e)[:200]}{fields[:200]}"
     ) from e
 

@@ -1,9 +1,7 @@
 """Documents to training examples, as pure functions.
 
-Of two kinds: google/bert's pairs, [CLS] A [SEP] B [SEP], and sequences for
-masked LM alone, [CLS] text [SEP]. Both are ranges of the corpus' tokens. Each
-copy of a document has its own `generator` of chance, so neither the order of
-the documents nor their process matters.
+There are google/bert's pairs, [CLS] A [SEP] B [SEP], and sequences for masked
+LM alone, [CLS] text [SEP]. Both are ranges of the corpus' tokens.
 """
 
 from collections.abc import Iterable, Sequence
@@ -152,10 +150,10 @@ def sequences(
   """Cuts documents, one after another, into sequences that are full.
 
   A sequence is its documents' ranges of tokens, with a [SEP] after each and a
-  [CLS] before all. What ends one, even inside of a sentence, begins the next.
+  [CLS] before all. The next one begins where it ends, even inside a sentence.
   With probability `short_seq_prob` a sequence is shorter.
   """
-  made: list[Example] = []
+  examples: list[Example] = []
   room = 0
   for document in chosen:
     first, last = documents.document_offsets[document : document + 2].tolist()
@@ -166,12 +164,12 @@ def sequences(
         room = max_seq_length - 1
         if short_seq_prob and rng.random() < short_seq_prob:
           room = _randint(rng, 2, room)
-        made.append(Example([]))
+        examples.append(Example([]))
       stop = min(end, start + room - 1)
-      made[-1].ranges.append((start, stop))
+      examples[-1].ranges.append((start, stop))
       room -= stop - start + 1
       start = stop
-  return made
+  return examples
 
 
 def join(
@@ -188,11 +186,11 @@ def join(
   size = 1 + sum(end - start + 1 for start, end in ranges)
   ids, segments = np.empty(size, tokens.dtype), np.zeros(size, np.uint8)
   ids[0] = cls_id
-  place = 1
+  begin = 1
   for number, (start, end) in enumerate(ranges):
-    sep = place + end - start
-    ids[place:sep] = tokens[start:end]
+    sep = begin + end - start
+    ids[begin:sep] = tokens[start:end]
     ids[sep] = sep_id
-    segments[place : sep + 1] = number % 2
-    place = sep + 1
+    segments[begin : sep + 1] = number % 2
+    begin = sep + 1
   return ids, segments

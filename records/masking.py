@@ -3,8 +3,8 @@
 google/bert's procedure (create_masked_lm_predictions) chooses 15% of an
 example's tokens, at least one and at most `max_predictions_per_seq`: 80% become
 [MASK], 10% a random token, 10% stay. Training may choose other shares.
-Whole-word masks choose all pieces of a word. Chance is a hash of (the record's
-key, the token's place), so it does not matter which records are masked
+Whole-word masks choose all tokens of a word. Chance is a hash of (the record's
+key, the token's position), so it does not matter which records are masked
 together.
 """
 
@@ -77,7 +77,7 @@ class MaskConfig:
 
   def __post_init__(self):
     settings.check(self)
-    values = MaskSettings._field_defaults | self.given
+    values = MaskSettings._field_defaults | self.changes
     both = {f"--{name}={values[name]}": values[name] for name in SHARES}
     if sum(both.values()) > 1:
       raise UserError(
@@ -85,9 +85,10 @@ class MaskConfig:
       )
 
   @property
-  def given(self) -> dict:
-    found = dataclasses.asdict(self).items()
-    return {name: value for name, value in found if value is not None}
+  def changes(self) -> dict:
+    """Name -> value of the flags that are set."""
+    values = dataclasses.asdict(self).items()
+    return {name: value for name, value in values if value is not None}
 
 
 def most_predictions(tokens: int, prob: float, examples: int) -> int:
@@ -188,14 +189,14 @@ def mask_records(
   return _replace(input_ids, np.sort(tokens[chosen]), keys, settings)
 
 
-def _hash(keys, places, stream, size):
-  """uint64 of flat places: a hash of (key of the row, place in it, stream)."""
-  rows, columns = places // size, places % size
+def _hash(keys, indices, stream, size):
+  """uint64 of flat indices: a hash of (key of the row, position, stream)."""
+  rows, columns = indices // size, indices % size
   return mix64(keys[rows] + mix64(columns.astype(np.uint64) + stream))
 
 
 def _choose_words(tokens, example, starts, room, keys, size):
-  """bool [t]: the chosen `tokens`, flat places, up to `room` per example."""
+  """bool [t]: the chosen `tokens`, flat indices, up to `room` per example."""
   first = np.flatnonzero(starts)
   sizes = np.diff(np.append(first, len(tokens)))
   owner = example[first]
@@ -209,36 +210,36 @@ def _choose_words(tokens, example, starts, room, keys, size):
   room = room.copy()
   # All examples at once: the first word of each, then the second, ...
   active = np.flatnonzero((room > 0) & (counts > 0))
-  turn = 0
+  word_rank = 0
   while len(active):
-    words = order[begins[active] + turn]
+    words = order[begins[active] + word_rank]
     fits = sizes[words] <= room[active]
     taken[words[fits]] = True
     room[active[fits]] -= sizes[words[fits]]
-    turn += 1
-    active = active[(room[active] > 0) & (counts[active] > turn)]
+    word_rank += 1
+    active = active[(room[active] > 0) & (counts[active] > word_rank)]
   return np.repeat(taken, sizes)
 
 
-def _replace(input_ids, places, keys, settings):
-  """Masks the tokens at flat places, ascending."""
+def _replace(input_ids, indices, keys, settings):
+  """Masks the tokens at flat indices, ascending."""
   rows, size = input_ids.shape
   p = settings.max_predictions_per_seq
-  row = places // size
-  rank = np.arange(len(places)) - np.searchsorted(row, row)
+  row = indices // size
+  rank = np.arange(len(indices)) - np.searchsorted(row, row)
   positions, labels = np.zeros((2, rows, p), np.int32)
   weights = np.zeros((rows, p), np.float32)
-  positions[row, rank] = places % size
-  labels[row, rank] = input_ids.ravel()[places]
+  positions[row, rank] = indices % size
+  labels[row, rank] = input_ids.ravel()[indices]
   weights[row, rank] = 1.0
-  fate = _hash(keys, places, _FATE_STREAM, size)
+  fate = _hash(keys, indices, _FATE_STREAM, size)
   share = (fate >> np.uint64(32)) / 2.0**32
   low = fate & np.uint64(0xFFFFFFFF)
   shown = low * np.uint64(settings.vocab_size) >> np.uint64(32)
   shown = shown.astype(input_ids.dtype)
   kept = share < 1.0 - settings.random_replace_prob
-  shown[kept] = input_ids.ravel()[places[kept]]
+  shown[kept] = input_ids.ravel()[indices[kept]]
   shown[share < settings.mask_replace_prob] = settings.mask_id
   masked = input_ids.copy()
-  masked.ravel()[places] = shown
+  masked.ravel()[indices] = shown
   return MaskedRecords(masked, positions, labels, weights)

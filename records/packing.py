@@ -26,7 +26,7 @@ class _Record:
 
   def __init__(self, limits: Limits):
     self.examples: list[int] = []
-    self.tokens, self.predictions, self.places = limits
+    self.tokens, self.predictions, self.slots = limits
 
 
 class _OpenRecords:
@@ -75,12 +75,12 @@ def pack(
     record.examples.append(i)
     record.tokens -= tokens[i]
     record.predictions -= predictions[i]
-    record.places -= 1
+    record.slots -= 1
     if record.tokens < 0 or record.predictions < 0:
       raise ValueError(
         f"example {i} of {tokens[i]} tokens and {predictions[i]} masked ones "
         f"does not fit into {limits}"
       )
-    if record.tokens and record.places:
+    if record.tokens and record.slots:
       open_records.add(record)
   return [packed[i] for i in rng.permutation(len(packed)).tolist()]

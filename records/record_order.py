@@ -63,26 +63,26 @@ class Order:
 
   def records(self, positions: np.ndarray) -> np.ndarray:
     """Record numbers at stream positions, int64 [n], which may span epochs."""
-    epochs, places = np.divmod(np.asarray(positions), self.count)
+    epochs, in_epoch = np.divmod(np.asarray(positions), self.count)
     shuffled = self._from_windows if self.block else self._from_all
-    return _by_group(shuffled, places, epochs)
+    return _by_group(shuffled, in_epoch, epochs)
 
-  def _from_all(self, places, epoch):
-    return permute(places, self.count, self.seed, epoch)
+  def _from_all(self, positions, epoch):
+    return permute(positions, self.count, self.seed, epoch)
 
-  def _from_windows(self, places, epoch):
-    def shuffled(places, window):
+  def _from_windows(self, positions, epoch):
+    def shuffled(positions, window):
       start = window * self.window
       size = min(self.window, self.count - start)
       key = self.seed, epoch, _IN_WINDOW, window
-      return start + permute(places - start, size, *key)
+      return start + permute(positions - start, size, *key)
 
-    places = _by_group(shuffled, places, places // self.window)
-    return self._in_blocks(places, epoch)
+    positions = _by_group(shuffled, positions, positions // self.window)
+    return self._in_blocks(positions, epoch)
 
-  def _in_blocks(self, places, epoch):
-    """The records at places of an epoch whose windows are not shuffled yet."""
-    blocks, offsets = np.divmod(places, self.block)
+  def _in_blocks(self, positions, epoch):
+    """The records of an epoch before windows are shuffled, by position."""
+    blocks, offsets = np.divmod(positions, self.block)
     whole_blocks = self.count // self.block
     whole, key = blocks < whole_blocks, (self.seed, epoch, _OF_BLOCKS)
     blocks[whole] = permute(blocks[whole], whole_blocks, *key)
@@ -100,35 +100,42 @@ class Order:
     return -(-blocks // windows) * self.block
 
   def window_start(self, position: int) -> int:
-    place = position % self.count
-    return position - place % self.window
+    in_epoch = position % self.count
+    return position - in_epoch % self.window
 
   def blocks(self, start: int, stop: int) -> list[tuple[int, int]]:
     """(first record, size) of blocks that begin at positions [start, stop)."""
-    found: list[tuple[int, int]] = []
+    blocks: list[tuple[int, int]] = []
     for epoch in range(start // self.count, -(-stop // self.count)):
       begin = max(0, start - epoch * self.count)
       end = min(self.count, stop - epoch * self.count)
-      places = np.arange(-(-begin // self.block) * self.block, end, self.block)
-      sizes = np.minimum(self.block, self.count - places)
-      records = self._in_blocks(places, epoch)
-      found += zip(records.tolist(), sizes.tolist(), strict=True)
-    return found
+      positions = np.arange(
+        -(-begin // self.block) * self.block, end, self.block
+      )
+      sizes = np.minimum(self.block, self.count - positions)
+      records = self._in_blocks(positions, epoch)
+      blocks += zip(records.tolist(), sizes.tolist(), strict=True)
+    return blocks
 
 
-def _by_group(function, places: np.ndarray, groups: np.ndarray) -> np.ndarray:
-  """function(places of a group, group) for each group, put together."""
-  out = np.empty_like(places)
+def _by_group(
+  function, positions: np.ndarray, groups: np.ndarray
+) -> np.ndarray:
+  """function(positions of a group, group) for each group, put together."""
+  out = np.empty_like(positions)
   for group in np.unique(groups):
     here = groups == group
-    out[here] = function(places[here], int(group))
+    out[here] = function(positions[here], int(group))
   return out
 
 
-def rank_places(share: int, global_batch: int, comm) -> tuple:
-  """A rank's places in a global batch [share]; False rows repeat its last."""
-  places = comm.rank * share + np.arange(share)
-  return np.minimum(places, global_batch - 1), places < global_batch
+def rank_positions(share: int, global_batch: int, comm) -> tuple:
+  """A rank's positions in a global batch, [share]; (positions, bool: is real).
+
+  Where `share` does not divide, rows that are not real repeat the last one.
+  """
+  positions = comm.rank * share + np.arange(share)
+  return np.minimum(positions, global_batch - 1), positions < global_batch
 
 
 class ReadAhead:

@@ -92,8 +92,8 @@ def _wrapped(head: str, text: str) -> str:
 def find_vocabulary(info: TokenizerInfo, *folders: str) -> str | None:
   """The file that `info` describes, in one of the folders or its parent."""
   for folder in folders:
-    for place in (folder, os.path.join(folder, os.pardir)):
-      path = os.path.normpath(os.path.join(place, os.path.basename(info.file)))
+    for parent in (folder, os.path.join(folder, os.pardir)):
+      path = os.path.normpath(os.path.join(parent, os.path.basename(info.file)))
       if os.path.isfile(path) and file_sha256(path) == info.sha256:
         return path
   return None
@@ -102,7 +102,7 @@ def find_vocabulary(info: TokenizerInfo, *folders: str) -> str | None:
 def find_encoder(
   info: TokenizerInfo | None, folder: str, files: dict[str, Any]
 ) -> Encoder | None:
-  """The encoder of the given file, else of `find_vocabulary`'s; or None.
+  """The encoder of `files`, else of `find_vocabulary`'s file; or None.
 
   `files` are as `tokenizer_files.named`. DataError if the file contradicts
   `info`.
@@ -129,10 +129,10 @@ def legend(features: Features, encoder: Encoder | None) -> str:
   token = (
     "{seen|was} is a token to predict, as the model sees it and as it was."
   )
-  words = f"Ids, not words: {kinds.VOCABULARY_FLAGS} gives their words."
   lines = [token] if "masked_lm_ids" in features else [drawn, token]
   if not encoder:
-    lines.append(words)
+    flags = kinds.VOCABULARY_FLAGS
+    lines.append(f"Ids, not words: {flags} gives their words.")
   return "\n".join(lines)
 
 
@@ -149,30 +149,25 @@ def examples(
   Examples are `pairs` of segments, or sequences.
   """
   for path in paths:
-    name = os.path.basename(path)
+    shard = os.path.basename(path)
     try:
       files = tfrecord.RecordSet([path])
       for number in range(len(files)):
         record = read_record(files, number, features)
         if settings:
-          record |= _drawn_masks(record, settings, number)
+          batch = {name: values[None] for name, values in record.items()}
+          keys = masking.record_keys(0, 0, np.array([number]))
+          drawn = masking.mask_records(
+            batch["input_ids"], batch["input_mask"], batch["segment_ids"], keys,
+            settings, batch.get("is_continuation"),
+          )  # fmt: skip
+          record |= {name: row[0] for name, row in drawn._asdict().items()}
         texts = _examples_of_record(record, encoder, pairs)
         for i, text in enumerate(texts, 1):
-          place = f", example {i} of {len(texts)}" if len(texts) > 1 else ""
-          yield f"{name}, record {number}{place}\n{text}"
+          part = f", example {i} of {len(texts)}" if len(texts) > 1 else ""
+          yield f"{shard}, record {number}{part}\n{text}"
     except ValueError as e:
-      yield f"no more examples of {name}: {e}"
-
-
-def _drawn_masks(
-  record: Record, settings: masking.MaskSettings, number: int
-) -> dict[str, np.ndarray]:
-  batch = {name: values[None] for name, values in record.items()}
-  tokens = batch["input_ids"], batch["input_mask"], batch["segment_ids"]
-  keys = masking.record_keys(0, 0, np.array([number]))
-  continues = batch.get("is_continuation")
-  drawn = masking.mask_records(*tokens, keys, settings, continues)
-  return {name: values[0] for name, values in drawn._asdict().items()}
+      yield f"no more examples of {shard}: {e}"
 
 
 def _examples_of_record(
@@ -183,24 +178,24 @@ def _examples_of_record(
   texts = _spelled(record["input_ids"], was, chosen, encoder)
   examples = []
   for number in range(1, int(numbers.max(initial=0)) + 1):
-    places = np.flatnonzero(numbers == number)
+    positions = np.flatnonzero(numbers == number)
     predicted = np.count_nonzero(numbers[chosen] == number)
-    lines = [f"  {len(places)} tokens, {predicted} to predict"]
-    parts = {"  ": places}
+    lines = [f"  {len(positions)} tokens, {predicted} to predict"]
+    parts = {"  ": positions}
     if pairs:
       label = record["next_sentence_labels"][number - 1]
       lines[0] += f"; {_NEXT_SENTENCE[label]}"
-      segments = record["segment_ids"][places]
-      parts = {"  A: ": places[segments == 0], "  B: ": places[segments == 1]}
+      is_b = record["segment_ids"][positions] > 0
+      parts = {"  A: ": positions[~is_b], "  B: ": positions[is_b]}
     for name, part in parts.items():
-      text = "".join(texts[place] for place in part)
+      text = "".join(texts[position] for position in part)
       lines.append(_wrapped(name, text.removeprefix(" ")))
     examples.append("\n".join(lines))
   return examples
 
 
 def original_ids(record: Record) -> tuple[np.ndarray, np.ndarray]:
-  """int [S], the tokens before masking; int [n], the places to predict."""
+  """(int [S], the tokens before masking; int [n], positions to predict)."""
   was, chosen = record["input_ids"].copy(), np.zeros(0, int)
   if "masked_lm_weights" in record:
     used = record["masked_lm_weights"] > 0
@@ -215,7 +210,7 @@ def _spelled(
   chosen: np.ndarray,
   encoder: Encoder | None,
 ) -> list[str]:
-  """Texts of ids [S], {seen|was} at places `chosen`; a space begins a word."""
+  """Texts of ids [S], {seen|was} at positions `chosen`."""
   if encoder is None:
     vocabulary: Callable[[int], str] = str
     joined = np.zeros(len(was), bool)
@@ -226,15 +221,16 @@ def _spelled(
     joined[1:] &= ~np.isin(was[:-1], (encoder.cls_id, encoder.sep_id))
   is_chosen = np.isin(np.arange(len(was)), chosen)
   texts = []
-  for place, token in enumerate(was):
+  for position, token in enumerate(was):
     text = vocabulary(token)
     # A token at the start of a segment keeps the mark of one that goes on.
-    if encoder and joined[place] != encoder.marks_spaces:
+    if encoder and joined[position] != encoder.marks_spaces:
       text = text.removeprefix(encoder.mark)
-    if is_chosen[place]:
-      shown = vocabulary(seen[place]).strip()
+    if is_chosen[position]:
+      shown = vocabulary(seen[position]).strip()
       text = f"{{{shown}|{vocabulary(token).strip()}}}"
-    texts.append(text if joined[place] else f" {text}")
+    # A space begins a word.
+    texts.append(text if joined[position] else f" {text}")
   return texts
 
 

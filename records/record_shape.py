@@ -82,7 +82,7 @@ def of_run(files: str | None, config, training: bool = True) -> RecordShape:
   Lengths are the flags', else the manifest's, else 128 and 20. Masks that are
   drawn on reading are training's, or an evaluation's.
   """
-  bert, given = config.bert, config.masks.given
+  bert, given = config.bert, config.masks.changes
   if training and config.sampled_softmax >= bert.vocab_size:
     raise UserError(
       f"--sampled_softmax={config.sampled_softmax}: the vocabulary has "
@@ -144,7 +144,7 @@ def _with_heads(shape: RecordShape, config) -> RecordShape:
 def _with_masks(shape: RecordShape, files, config, training) -> RecordShape:
   """With masks as the flags draw them on reading, or as an evaluation does."""
   masks: Any = shape.masks
-  made_with, given = masks.masked_lm_prob, config.masks.given
+  made_with, given = masks.masked_lm_prob, config.masks.changes
   probs, most = (masking.EVALUATION_PROB,) * 2, None
   whole_words = shape.knows_words
   if training:

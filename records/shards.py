@@ -24,7 +24,7 @@ from records.creation_settings import CreationSettings
 from workers import leases
 
 _ENCODE_ROWS = 256  # records encoded at once: amortizes NumPy's overhead
-# Of random numbers, beside those of documents, whose keys have two parts.
+# Streams of random numbers, beside the documents', whose keys have two parts.
 _SHUFFLE_STREAM, _SEQUENCE_STREAM = 2, 3
 
 
@@ -70,8 +70,8 @@ def documents_of_block(
   Copy c of the d-th document, in random order, is in block (c + d) % num_blocks
   of all shards. So a document's copies are in as many blocks as possible.
   """
-  places = np.arange((block - copy) % num_blocks, documents, num_blocks)
-  return np.sort(record_order.permute(places, documents, random_seed, 0))
+  positions = np.arange((block - copy) % num_blocks, documents, num_blocks)
+  return np.sort(record_order.permute(positions, documents, random_seed, 0))
 
 
 class _Example(NamedTuple):
@@ -90,13 +90,13 @@ def _rows(
   labels = np.zeros((rows, settings.examples_per_record), np.int32)
   for row, pack in enumerate(packs):
     start = 0
-    for place, number in enumerate(pack):
+    for index, number in enumerate(pack):
       ids, segments, is_random_next = examples[number]
       end = start + len(ids)
       tokens[row, start:end] = ids
-      input_mask[row, start:end] = place + 1
+      input_mask[row, start:end] = index + 1
       segment_ids[row, start:end] = segments
-      labels[row, place] = is_random_next
+      labels[row, index] = is_random_next
       start = end
   bit = token_store.continuation_bit(tokens.dtype)
   features = {
@@ -140,33 +140,33 @@ def build_shard(task: ShardTask, scratch: str) -> None:
 def _block_examples(
   documents: instances.Documents, block: int, task: ShardTask
 ) -> list[_Example]:
-  settings, tokenizer = (
-    task.settings,
-    token_store.load_tokenizer(task.tokenizer),
-  )
+  settings = task.settings
+  tokenizer = token_store.load_tokenizer(task.tokenizer)
   seed, special = settings.random_seed, (tokenizer.cls_id, tokenizer.sep_id)
-  lengths = (settings.max_seq_length, settings.short_seq_prob)
+  lengths = settings.max_seq_length, settings.short_seq_prob
   count = len(documents.document_offsets) - 1
   number = task.shard + task.num_shards * block
   num_blocks = task.num_shards * task.num_blocks
   examples = []
   for copy in range(settings.dupe_factor):
     chosen = documents_of_block(count, number, num_blocks, copy, seed).tolist()
-    found = []
+    cut: list[instances.Example] = []
     if settings.cross_documents:
       key = _SEQUENCE_STREAM, copy, task.shard, block
       rng = instances.generator(seed, *key)
-      found = instances.sequences(documents, chosen, *lengths, rng)
+      cut = instances.sequences(documents, chosen, *lengths, rng)
     else:
+      # A generator for each copy of each document: so neither the order of the
+      # documents nor their shard matters.
       for document in chosen:
         rng = instances.generator(seed, copy, document)
         if settings.objective == "mlm":
-          found += instances.sequences(documents, [document], *lengths, rng)
+          cut += instances.sequences(documents, [document], *lengths, rng)
         else:
-          found += instances.pairs_from_document(
+          cut += instances.pairs_from_document(
             documents, document, *lengths, rng
           )
-    for ranges, is_random_next in found:
+    for ranges, is_random_next in cut:
       ids, segments = instances.join(documents.tokens, ranges, *special)
       examples.append(_Example(ids, segments, is_random_next))
   return examples
@@ -176,10 +176,8 @@ def _block_rows(
   examples: list[_Example], block: int, first: int, task: ShardTask
 ) -> Iterator[dict[str, np.ndarray]]:
   """A block's records as features; `first` is its first one's number."""
-  settings, tokenizer = (
-    task.settings,
-    token_store.load_tokenizer(task.tokenizer),
-  )
+  settings = task.settings
+  tokenizer = token_store.load_tokenizer(task.tokenizer)
   size, most = settings.max_seq_length, settings.max_predictions_per_seq
   masks = masking.MaskSettings(
     settings.masked_lm_prob, most, tokenizer.mask_id, tokenizer.vocab_size

@@ -258,11 +258,11 @@ class StoreWriter:
 
 
 def _cuts(sentence_offsets, first: int, last: int, size: int) -> np.ndarray:
-  """Where to cut sentences [first, last) into parts of about `size` tokens."""
+  """The sentences before which [first, last) is cut, `size` tokens apart."""
   offsets = sentence_offsets[first : last + 1]
   wanted = np.arange(offsets[0] + size, offsets[-1], size)
-  places = first + np.unique(np.searchsorted(offsets, wanted))
-  return places[places < last]
+  cuts = first + np.unique(np.searchsorted(offsets, wanted))
+  return cuts[cuts < last]
 
 
 def store_counts(folder: str) -> CorpusCounts | None:

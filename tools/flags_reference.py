@@ -24,7 +24,7 @@ COMMANDS = {
   "python -m tools.prepare_corpus": "tools.prepare_corpus.CorpusSettings",
   "python -m tools.train_tokenizer": "tools.train_tokenizer.Settings",
   "python -m tools.ray_workers": "tools.ray_workers.Settings",
-  "python -m tools.inspect_records": "tools.inspect_records.Settings",
+  "python -m tools.inspect_records": "tools.inspect_records.InspectSettings",
   "python -m tools.plot_metrics": "tools.plot_metrics.Settings",
 }
 # What these have in common stands once, before what each has of its own.

@@ -21,8 +21,8 @@ _MAX_VOCAB_SIZE = 1 << 31  # where no vocabulary is known: ids are int32
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
-  """What to show and check; the names are the flags'."""
+class InspectSettings:
+  """The flags of tools.inspect_records."""
 
   # fmt: off
   vocab_file: str | None = setting(None,
@@ -47,9 +47,9 @@ def inspect_data_set(
   paths: list[str],
   manifest_path: str | None,
   manifest: data_set.Manifest | None,
-  settings: Settings,
+  settings: InspectSettings,
 ) -> collections.Counter:
-  """Prints what the files hold, with this manifest or none; their survey."""
+  """Prints what the files of a data set hold; returns their survey."""
   folder = os.path.dirname(paths[0])
   encoder = record_report.find_encoder(
     manifest.tokenizer if manifest else None,
@@ -83,7 +83,7 @@ def inspect_data_set(
   return survey
 
 
-def main(settings: Settings, *words: str) -> None:
+def main(settings: InspectSettings, *words: str) -> None:
   """Shows and verifies record files."""
   # A shell's own globs match files beside records, too.
   names = [name for name in words if not name.endswith(input_files.SIDE_FILES)]
@@ -101,9 +101,9 @@ def main(settings: Settings, *words: str) -> None:
   if damaged:
     raise DataError(f"{damaged} of {len(paths)} files are damaged")
   verdict = "all checksums right" if settings.verify else "not verified"
-  found = counted(len(paths), "file"), counted(total["records"], "record")
-  print(*found, verdict, sep=", ")
+  records = counted(total["records"], "record")
+  print(counted(len(paths), "file"), records, verdict, sep=", ")
 
 
 if __name__ == "__main__":
-  run_with(Settings, main, arguments=None)
+  run_with(InspectSettings, main, arguments=None)

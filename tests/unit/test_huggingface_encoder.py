@@ -332,7 +332,7 @@ def test_records(trained, tmp_path, capsys):
   assert packed and separators > 2 * len(records)
   # inspect_records shows them as text, found beside the records.
   os.symlink(trained / "tokenizer.json", folder / "out" / "tokenizer.json")
-  settings = inspect_records.Settings(num_workers=1, num_examples=1)
+  settings = inspect_records.InspectSettings(num_workers=1, num_examples=1)
   inspect_records.main(settings, f"{folder}/out/train.tfrecord")
   shown = capsys.readouterr().out
   assert "huggingface tokenizer.json" in shown

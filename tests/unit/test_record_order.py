@@ -156,7 +156,7 @@ def test_orders_of_epochs_and_seeds_differ(block):
 def test_ranks_share_each_global_batch(size):
   share = -(-24 // size)
   parts = [
-    record_order.rank_places(share, 24, types.SimpleNamespace(rank=r))
+    record_order.rank_positions(share, 24, types.SimpleNamespace(rank=r))
     for r in range(size)
   ]
   places, real = (np.concatenate(column) for column in zip(*parts, strict=True))

@@ -231,7 +231,7 @@ def look(capsys):
   """
 
   def run(*words):
-    settings, names = parsed(inspect_records.Settings, words)
+    settings, names = parsed(inspect_records.InspectSettings, words)
     error = []
     try:
       inspect_records.main(settings, *names)
