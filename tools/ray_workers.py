@@ -9,7 +9,6 @@ starts the workers of a lost machine again. An error or Ctrl-C ends all of them,
 and the same command resumes.
 """
 
-import contextlib
 import dataclasses
 import os
 import re
@@ -21,8 +20,6 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator
-from typing import IO
 
 from common import errors, processes
 from common.console import tell
@@ -41,8 +38,8 @@ _TOKEN = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
-  """Which workers to start; fields have the flags' names."""
+class RayWorkersSettings:
+  """The flags of tools.ray_workers."""
 
   # fmt: off
   workers: int = setting(help=
@@ -58,9 +55,9 @@ class Settings:
 
 
 def _work(number: int, command: list[str], script: str, folder: str, lines):
-  """A worker, on any machine: (exit status, what it prints, or its error).
+  """Runs a worker, on any machine: (exit status, its output or its error).
 
-  `lines` is a queue for what it says. After a ChildProcessError Ray starts it
+  `lines` is a queue for its messages. After a ChildProcessError Ray starts it
   again.
   """
   machine = os.uname().nodename
@@ -98,19 +95,6 @@ def _work(number: int, command: list[str], script: str, folder: str, lines):
     return process.returncode, line if process.returncode else out.read()
 
 
-@contextlib.contextmanager
-def _silence() -> Iterator[IO[str]]:
-  """The file that takes what C++ code prints on stderr, too."""
-  stderr = os.dup(2)
-  with tempfile.TemporaryFile("w+") as said:
-    os.dup2(said.fileno(), 2)
-    try:
-      yield said
-    finally:
-      os.dup2(stderr, 2)
-      os.close(stderr)
-
-
 def _connect(address: str):
   """The module ray, connected to a cluster; UserError if that fails."""
   os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -119,7 +103,10 @@ def _connect(address: str):
     # would want it from all machines.
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_AUTH_TOKEN", uuid.uuid4().hex)
-  with _silence() as said:
+  # C++ code prints on the file of stderr, so that is what is turned aside.
+  stderr = os.dup(2)
+  with tempfile.TemporaryFile("w+") as messages:
+    os.dup2(messages.fileno(), 2)
     try:
       import ray
       import ray.util.queue
@@ -130,27 +117,32 @@ def _connect(address: str):
       quiet = {"include_dashboard": False, "log_to_driver": False}
       ray.init(address, logging_level="ERROR", **quiet)
     except Exception as e:
-      said.seek(0)
+      messages.seek(0)
       problem, remedy = errors.reason(e), "see --address in --help"
       if isinstance(e, ImportError):
         problem = "the package ray is not installed"
         remedy = ".venv/bin/pip install -r requirements/ray.txt"
-      elif "Auth" in type(e).__name__ + said.read():
+      elif "Auth" in type(e).__name__ + messages.read():
         problem, remedy = problem.partition(". Ensure")[0], _TOKEN
       raise errors.UserError(f"--address={address}: {problem}: {remedy}") from e
+    finally:
+      os.dup2(stderr, 2)
+      os.close(stderr)
   # A machine without the repository can unpickle the tasks, and says so.
   ray.cloudpickle.register_pickle_by_value(processes)
   return ray
 
 
 def _await(ray, waiting: list, lines) -> tuple[int, str]:
-  """What `_work` returns: the first error, or what all of them print."""
+  """The result of `_work` for all: the first error, or the whole output."""
   printed = ""
   while waiting:
     ended, waiting = ray.wait(waiting, timeout=5.0)
-    said = lines.get_nowait_batch(lines.qsize())
-    progress = list(filter(_PROGRESS.match, said))
-    newest = [line for line in said if line not in progress] + progress[-1:]
+    messages = lines.get_nowait_batch(lines.qsize())
+    # Of all progress the newest line is enough.
+    progress = list(filter(_PROGRESS.match, messages))
+    newest = [line for line in messages if line not in progress]
+    newest += progress[-1:]
     tell(*newest, end="\n" if newest else "")
     for task in ended:
       try:
@@ -167,7 +159,7 @@ def _await(ray, waiting: list, lines) -> tuple[int, str]:
   return 0, printed
 
 
-def main(settings: Settings, script: str, *flags: str) -> None:
+def main(settings: RayWorkersSettings, script: str, *flags: str) -> None:
   """Runs the command by all workers and shows what they print."""
   signal.signal(signal.SIGINT, signal.SIG_DFL)  # no work is lost yet
   ray = _connect(settings.address or os.environ.get("RAY_ADDRESS") or _LOCAL)
@@ -188,9 +180,10 @@ def main(settings: Settings, script: str, *flags: str) -> None:
   )
   command = [sys.executable, script, *flags, f"--num_workers={cpus}"]
   command += [f"--workers={settings.workers}", f"--run={uuid.uuid4().hex}"]
-  places = os.path.abspath(__file__ if script == "-m" else script), os.getcwd()
+  script_file = os.path.abspath(__file__ if script == "-m" else script)
+  paths = script_file, os.getcwd()
   tasks = [
-    work.remote(number, [*command, f"--worker={number}"], *places, lines)
+    work.remote(number, [*command, f"--worker={number}"], *paths, lines)
     for number in range(settings.workers)
   ]
   try:
@@ -208,4 +201,4 @@ def main(settings: Settings, script: str, *flags: str) -> None:
 
 
 if __name__ == "__main__":
-  run_with(Settings, main, arguments=None)
+  run_with(RayWorkersSettings, main, arguments=None)

@@ -65,7 +65,9 @@ def test_the_ray_job_fits_on_its_cluster():
   assert place == f"cd {CHECKOUT}"
   ours, theirs = command.split(" -- ")
   module = ".venv/bin/python -m tools.ray_workers"
-  start, _ = parsed(ray_workers.Settings, ours.split(module)[1].split())
+  start, _ = parsed(
+    ray_workers.RayWorkersSettings, ours.split(module)[1].split()
+  )
   script, *words = shlex.split(theirs)
   assert script == "create_pretraining_data.py"
   assert records_command(words).output_file == "/data/records/train.tfrecord"
