@@ -403,7 +403,7 @@ def facts(
 
 
 def vocabulary_facts(files: dict[str, str]) -> dict[str, str]:
-  """Name for people -> value, of a `tokenizer_files.named`."""
+  """Name for people -> value, of a vocabulary."""
   known = {}
   for flag, path in files.items():
     known["kind of vocabulary"] = f"--{flag}"

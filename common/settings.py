@@ -9,6 +9,7 @@ docs/flags.md (`markdown`).
 
 import dataclasses
 import functools
+import re
 import signal
 import sys
 import textwrap
@@ -36,7 +37,9 @@ _GROUPS = (
   "Required",
   "What to do",
   "Data",
+  "Text",
   "Model",
+  "Vocabulary",
   "Batches and steps",
   "Learning rate and optimizer",
   "Precision and compilation",
@@ -139,7 +142,8 @@ def in_group(name: str) -> Callable:
 
 def _declared(kind: Any) -> Iterator[tuple[dataclasses.Field, Setting | None]]:
   """The fields that `setting` made; None: the field holds a dataclass."""
-  unit, form = (getattr(kind, name, "") for name in ("unit", "format"))
+  # {name} in a help text is this attribute of the dataclass.
+  fill = lambda match: getattr(kind, match[1], "")
   for field in dataclasses.fields(kind):
     declared = field.metadata.get("setting")
     if declared is None:
@@ -152,24 +156,20 @@ def _declared(kind: Any) -> Iterator[tuple[dataclasses.Field, Setting | None]]:
       plain = plain.__args__[0]
     plain = typing.get_origin(plain) or plain
     json = declared.get("json", ())
-    meaning = declared["help"].replace("{unit}", unit)
     made = {
       "name": field.name,
       "kind": str if "read" in declared else plain,
       "default": field.default,
       **({"high": _MOST} if plain is int and "low" in declared else {}),
       **declared,
-      "help": meaning.replace("{format}", form),
+      "help": re.sub(r"\{(\w+)\}", fill, declared["help"]),
       "json": (json,) if isinstance(json, str) else json,
     }
     yield field, Setting(**made)
 
 
 def settings_of(kind: Any) -> Iterator[Setting]:
-  """All flags of a dataclass and of the dataclasses in it.
-
-  In their help {unit} is what the dataclass counts, {format} that of its files.
-  """
+  """All flags of a dataclass and of the dataclasses in it."""
   for field, one in _declared(kind):
     if one:
       yield one

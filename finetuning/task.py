@@ -16,14 +16,15 @@ from common.settings import in_group
 from config.pretraining import RunConfig
 from finetuning import packed, task_file
 from model.tasks import BY_KIND
-from text_encoders import kinds, tokenizer_files
+from text_encoders import kinds
 from text_encoders.base import Encoder
 
-_data, _model, _batch = map(in_group, ("Data", "Model", "Batches and steps"))
+_data, _batch = in_group("Data"), in_group("Batches and steps")
+_vocabulary = in_group("Vocabulary")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FinetuningConfig(RunConfig):
+class FinetuningConfig(kinds.VocabularyFiles, RunConfig):
   """Settings of all fine-tuning; fields are named like their flags."""
 
   ends_with_best: ClassVar[bool] = True
@@ -31,6 +32,11 @@ class FinetuningConfig(RunConfig):
   length_flag: ClassVar[str] = "--num_train_epochs"
   unit: ClassVar[str] = "examples"
   format: ClassVar[str]  # of the files
+  whose_vocabulary = " that the checkpoint was trained with"
+  default_vocabulary = (
+    " Default: as found in --output_dir, beside --init_checkpoint or its "
+    "training data."
+  )
   # fmt: off
   do_predict: bool = in_group("What to do")(False,
     "Predict with the weights of the best checkpoint.")
@@ -38,18 +44,7 @@ class FinetuningConfig(RunConfig):
   eval_file: str | None = _data(None,
     "File to evaluate on, which chooses the best checkpoint: {format}.")
   predict_file: str | None = _data(None, "File to predict: {format}.")
-  vocab_file: str | None = _model(None,
-    "WordPiece vocabulary that the checkpoint was trained with. Default: as "
-    "found in --output_dir, beside --init_checkpoint or its training data.")
-  spm_model_file: str | None = _model(None,
-    "SentencePiece model that the checkpoint was trained with, instead of "
-    "--vocab_file. Default: as found in --output_dir, beside "
-    "--init_checkpoint or its training data.")
-  tokenizer_file: str | None = _model(None,
-    "Hugging Face tokenizer.json that the checkpoint was trained with, instead "
-    "of --vocab_file. Default: as found in --output_dir, beside "
-    "--init_checkpoint or its training data.")
-  do_lower_case: bool = _model(True,
+  do_lower_case: bool = _vocabulary(True,
     "Lower-case the text, as uncased models expect. Without this flag the "
     "model's case is used where a file says it.")
   max_seq_length: int = _data(128,
@@ -120,7 +115,7 @@ class FinetuningConfig(RunConfig):
 
   def _vocabulary(self) -> dict[str, str]:
     """Flag -> file: the flags' vocabulary, or the model folder's copy of it."""
-    files = tokenizer_files.named(self)
+    files = self.named_vocabulary()
     folder = task_file.model_folder(self)
     is_there = files and all(map(os.path.isfile, files.values()))
     if folder is not None and not is_there:

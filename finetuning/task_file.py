@@ -11,7 +11,6 @@ from checkpoints import checkpoint_files, description, run_folder
 from common.errors import UserError
 from config.bert_config import BertConfig
 from model.tasks import PRETRAINING
-from text_encoders import tokenizer_files
 
 
 def model_folder(settings) -> str | None:
@@ -60,7 +59,7 @@ def check(config, describe: Callable[[], dict]) -> None:
   now["task"] = config.kind
   if before["task"] == config.kind:
     now |= description.task_facts(describe())
-    now |= facts_of(tokenizer_files.named(config))
+    now |= facts_of(config.named_vocabulary())
   scopes = description.scopes(config.do_train)
   description.agree(before, now, folder, scopes)
 

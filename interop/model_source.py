@@ -14,7 +14,7 @@ from checkpoints.description import Description
 from checkpoints.metrics import BEST_BY, BestBy, best_evaluation
 from common.errors import UserError
 from common.model_files import TASK_FILE
-from common.settings import setting
+from common.settings import in_group, setting
 from config.bert_config import BertConfig, is_preset, read_bert
 from model.tasks import PRETRAINING, SQUAD
 from records import record_report
@@ -30,22 +30,17 @@ EXTRA_FOLDER = "assets.extra"
 
 
 @dataclasses.dataclass(frozen=True)
-class Given:
+class Given(kinds.VocabularyFiles):
   """Flags that add what the model's files do not say, and contradict none."""
 
+  whose_vocabulary = " that the model was trained with"
+  default_vocabulary = (
+    " Default: as found beside the model or its training data."
+  )
   # fmt: off
   bert_config_file: str | None = setting(None,
     "JSON file with the BERT config. Default: as found beside the model.")
-  vocab_file: str | None = setting(None,
-    "WordPiece vocabulary that the model was trained with. Default: as found "
-    "beside the model or its training data.")
-  spm_model_file: str | None = setting(None,
-    "SentencePiece model that the model was trained with, instead of "
-    "--vocab_file. Default: as found beside the model or its training data.")
-  tokenizer_file: str | None = setting(None,
-    "Hugging Face tokenizer.json that the model was trained with, instead of "
-    "--vocab_file. Default: as found beside the model or its training data.")
-  do_lower_case: bool | None = setting(None,
+  do_lower_case: bool | None = in_group("Vocabulary")(None,
     "Lower-case the text, as uncased models expect. Default: as found beside "
     "the model, or else true.")
   # fmt: on
@@ -118,7 +113,7 @@ def find(model: str, given: Given = NOTHING_GIVEN) -> Source:
 
   Raises `UserError` if a part is missing, damaged, or contradicts `given`.
   """
-  named = tokenizer_files.named(given)
+  named = given.named_vocabulary()
   path, chosen, folder = locate(model)
   if not (os.path.isdir(path) or checkpoint_files.hold(path)):
     # The run that wrote it has removed it meanwhile: choose again.
@@ -300,7 +295,7 @@ def pretraining_task(about: Description, given: Given) -> tuple[str, dict]:
   manifest = about.manifest()
   if manifest:
     task["max_seq_length"] = manifest[1].max_seq_length
-  files = tokenizer_files.named(given)
+  files = given.named_vocabulary()
   if files:
     record_report.find_encoder(info, about.folder, files)
     return path, task

@@ -132,7 +132,7 @@ def _of_model(given: dict, origin: Origin) -> tuple[dict, list[str]]:
   """Vocabulary and case of a new run's model, or of its words, and lines."""
   names = given.keys() & vars(NOTHING_GIVEN)
   parts = Given(**{name: given[name] for name in names})
-  files = tokenizer_files.named(parts)
+  files = parts.named_vocabulary()
   if not origin.starts:
     if origin.resumes or not files:
       return {}, []

@@ -51,7 +51,7 @@ def create(
   inputs = Inputs.of(paths)
   pieces = text_files.split_into_pieces(paths, settings.text)
   # The tokenizer is loaded here, so that its errors come early.
-  vocabularies = tokenizer_files.named(settings)
+  vocabularies = settings.named_vocabulary()
   encoder, lines = tokenizer_files.load(vocabularies, settings.do_lower_case)
   if lines and not worker.number:
     console.tell(*lines)
@@ -107,7 +107,7 @@ def claim(
   names, earlier = settings.shard_names(num_shards), None
   outputs = [os.path.join(settings.folder, name) for name in names]
   input_files.check_not_written(inputs, "--input_file", *outputs)
-  for name, path in tokenizer_files.named(settings).items():
+  for name, path in settings.named_vocabulary().items():
     input_files.check_not_written([path], f"--{name}", *outputs)
   try:
     owners = data_set.find_manifests(outputs)

@@ -8,6 +8,7 @@ from common.errors import UserError
 from common.settings import check, in_group
 from corpus import text_files
 from records import data_set
+from text_encoders.kinds import VocabularyFiles
 from workers import launchers
 
 # What lies beside records, here and in the folder of work in progress.
@@ -23,8 +24,8 @@ _text, _vocabulary = in_group("Text"), in_group("Vocabulary")
 _records, _workers = in_group("Records"), in_group("Shards and workers")
 
 
-@dataclasses.dataclass(frozen=True)
-class CreationSettings:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CreationSettings(VocabularyFiles):
   """What to make of which text; fields have the flags' names."""
 
   # High limits exceed what anybody wants; far larger values run out of memory.
@@ -42,13 +43,6 @@ class CreationSettings:
     "into sentences. Empty: a line is a sentence.", alias="language")
   text_field: str = _text(*text_files.TEXT_FIELD)
   encoding: str = _text(*text_files.ENCODING)
-  vocab_file: str | None = _vocabulary(None,
-    "WordPiece vocabulary (vocab.txt).")
-  spm_model_file: str | None = _vocabulary(None,
-    "SentencePiece model, instead of --vocab_file.")
-  tokenizer_file: str | None = _vocabulary(None,
-    "Hugging Face tokenizer.json, instead of --vocab_file. It decides the "
-    "case itself.")
   do_lower_case: bool | None = _vocabulary(None,
     "Lower-case the text, as an uncased vocabulary expects. Default: as files "
     "beside the vocabulary say, or else true.")

@@ -104,7 +104,7 @@ def find_encoder(
 ) -> Encoder | None:
   """The encoder of `files`, else of `find_vocabulary`'s file; or None.
 
-  `files` are as `tokenizer_files.named`. DataError if the file contradicts
+  `files` are flag -> file. DataError if the file contradicts
   `info`.
   """
   if info and not files:

@@ -1,6 +1,10 @@
-"""The table of the kinds of tokenizers."""
+"""The kinds of tokenizers: their table, and the flags that name their files."""
 
-from common.errors import DataError
+import dataclasses
+from typing import Any, ClassVar
+
+from common.errors import DataError, UserError
+from common.settings import in_group
 from text_encoders.base import Encoder
 from text_encoders.sentencepiece_model import SentencePieceEncoder
 from text_encoders.tokenizer_json import HuggingFaceEncoder
@@ -13,6 +17,34 @@ BY_FLAG = {encoder.flag: encoder for encoder in ENCODERS}
 # Flag -> the name of such a file beside a published checkpoint.
 VOCABULARIES = {encoder.flag: encoder.usual_name for encoder in ENCODERS}
 VOCABULARY_FLAGS = "--vocab_file, --spm_model_file or --tokenizer_file"
+_file = in_group("Vocabulary")
+
+
+@dataclasses.dataclass(frozen=True)
+class VocabularyFiles:
+  """Settings that name a vocabulary: a flag for each kind, in `BY_FLAG`."""
+
+  # What --help says about the vocabulary of a command.
+  whose_vocabulary: ClassVar[str] = ""
+  default_vocabulary: ClassVar[str] = ""
+  # fmt: off
+  vocab_file: str | None = _file(None,
+    "WordPiece vocabulary (vocab.txt){whose_vocabulary}.{default_vocabulary}")
+  spm_model_file: str | None = _file(None,
+    "SentencePiece model{whose_vocabulary}, instead of --vocab_file."
+    "{default_vocabulary}")
+  tokenizer_file: str | None = _file(None,
+    "Hugging Face tokenizer.json{whose_vocabulary}, instead of --vocab_file. "
+    "It decides the case itself.{default_vocabulary}")
+  # fmt: on
+
+  def named_vocabulary(self) -> dict[str, Any]:
+    """Flag -> file; {} if no flag names one, `UserError` if two do."""
+    values = {flag: getattr(self, flag) for flag in BY_FLAG}
+    files = {flag: file for flag, file in values.items() if file}
+    if len(files) > 1:
+      raise UserError(f"give only one of {VOCABULARY_FLAGS}")
+    return files
 
 
 def load_tokenizer(

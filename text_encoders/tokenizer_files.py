@@ -258,21 +258,12 @@ def case(
   return lower, [], [line + file for file in others]
 
 
-def named(settings) -> dict[str, Any]:
-  """Flag -> file; {} if `settings` name none, `UserError` if they name two."""
-  values = {flag: getattr(settings, flag) for flag in kinds.BY_FLAG}
-  files = {flag: file for flag, file in values.items() if file}
-  if len(files) > 1:
-    raise UserError(f"give only one of {kinds.VOCABULARY_FLAGS}")
-  return files
-
-
 def load(
   files: dict[str, Any], do_lower_case: bool | None
 ) -> tuple[base.Encoder, list[str]]:
   """The encoder of a vocabulary in its case, and lines about that.
 
-  `files` are as `named`. Raises a `UserError` if the flag contradicts the files
+  `files`: flag -> file. Raises a `UserError` if the flag contradicts the files
   beside the vocabulary, or if these are of another tokenizer.
   """
   no_file = (wordpiece.WordPieceEncoder.flag, "")  # is refused below

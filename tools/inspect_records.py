@@ -15,26 +15,21 @@ from common.console import counted
 from common.errors import DataError
 from common.settings import run_with, setting
 from records import data_set, record_report, tfrecord
-from text_encoders import tokenizer_files
+from text_encoders.kinds import VocabularyFiles
 
 _MAX_VOCAB_SIZE = 1 << 31  # where no vocabulary is known: ids are int32
 
 
 @dataclasses.dataclass(frozen=True)
-class InspectSettings:
+class InspectSettings(VocabularyFiles):
   """The flags of tools.inspect_records."""
 
+  whose_vocabulary = " of the records"
+  default_vocabulary = (
+    " Default: the manifest's, if it is in the records' folder or the one "
+    "above."
+  )
   # fmt: off
-  vocab_file: str | None = setting(None,
-    "WordPiece vocabulary of the records. Default: the manifest's, if it is in "
-    "the records' folder or the one above.")
-  spm_model_file: str | None = setting(None,
-    "SentencePiece model of the records, instead of --vocab_file. Default: the "
-    "manifest's, if it is in the records' folder or the one above.")
-  tokenizer_file: str | None = setting(None,
-    "Hugging Face tokenizer.json of the records, instead of --vocab_file. "
-    "Default: the manifest's, if it is in the records' folder or the one "
-    "above.")
   num_examples: int = setting(3, "Examples to show.", low=0)
   verify: bool = setting(True,
     "Read and check every record. --noverify counts what some of them hold.")
@@ -54,7 +49,7 @@ def inspect_data_set(
   encoder = record_report.find_encoder(
     manifest.tokenizer if manifest else None,
     folder,
-    tokenizer_files.named(settings),
+    settings.named_vocabulary(),
   )
   if manifest:
     features, masks = manifest.features(), manifest.mask_settings()

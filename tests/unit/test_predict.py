@@ -469,7 +469,9 @@ def test_models_that_are_none(tmp_path, folders, letters):
   with pytest.raises(UserError, match="give --bert_config_file"):
     model_source.find(str(copy))
   with pytest.raises(UserError, match="give only one of --vocab"):
-    model_source.find(str(copy), model_source.Given("a", "b", "c"))
+    model_source.find(
+      str(copy), model_source.Given(vocab_file="a", spm_model_file="b")
+    )
 
 
 def test_case_and_vocabulary_of_flags_and_folders(
