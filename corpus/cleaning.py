@@ -31,7 +31,7 @@ from common.console import counted
 from corpus import documents, filters, near_duplicates, prose, text_files
 from corpus.report import Summary
 from workers import leases
-from workers.shared_work import SharedWork, make_chunks
+from workers.shared_work import Phase, Pieces, SharedWork, make_chunks
 
 MIN_DOCUMENTS = 20  # fewer give poor random next sentences, and are cut
 PIECE_SENTENCES = 32  # of a cut document
@@ -256,7 +256,16 @@ class _SignTask(NamedTuple):
 def _sign_chunk(task: _SignTask, scratch: str) -> None:
   """Splits documents into sentences, and writes what finds duplicates."""
   rules, source = task.rules, task.source
-  stays = _lines_that_stay(task) if task.recurring else np.ones(0, bool)
+  stays = np.ones(0, bool)
+  if task.recurring:
+    # A line that recurs stays in its first document.
+    hashes = source.array("line_hashes")
+    owners = source.array("line_documents") + np.uint64(task.first)
+    known, keepers = _recurring(task.recurring)
+    stays = np.ones(len(hashes), bool)
+    if len(known):
+      indices = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
+      stays = (known[indices] != hashes) | (keepers[indices] == owners)
   rest = iter(stays.tolist())
   texts: list[bytes] = []
   for text in source.texts("text"):
@@ -285,17 +294,6 @@ def _sign_chunk(task: _SignTask, scratch: str) -> None:
     {"ids": ids, "text": kept, "removed": removed},
     {"keys": np.array(keys, np.uint64)},
   )
-
-
-def _lines_that_stay(task: _SignTask) -> np.ndarray:
-  """bool [lines of a chunk]: a line that recurs stays in its first document."""
-  hashes = task.source.array("line_hashes")
-  owners = task.source.array("line_documents") + np.uint64(task.first)
-  known, keepers = _recurring(task.recurring)
-  if not len(known):
-    return np.ones(len(hashes), bool)
-  indices = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
-  return (known[indices] != hashes) | (keepers[indices] == owners)
 
 
 def _key(text: bytes) -> int:
@@ -408,9 +406,25 @@ def clean(
   work: SharedWork, pieces: list[text_files.Piece], rules: Rules
 ) -> tuple[str, Summary]:
   """(folder with the files of the corpus, their summary)."""
-  sources = _read(work, pieces, rules)
+  folder, read_tasks = work.folder("read"), []
+  for number, group in enumerate(_groups(pieces)):
+    read_tasks.append(_ReadTask(group, f"{folder}/{number:06d}", rules))
+  phase = Pieces(_read_pieces, read_tasks, work)
+  phase.finish("reading")
+  sources = [_Chunk(os.path.dirname(path)) for path in phase.chunks()]
+
   signed = _sign(work, sources, rules)
-  pairs = _pairs(work, signed, rules)
+
+  # Any part of a band's keys can be searched alone.
+  folder, tasks = work.folder("pairs"), []
+  parts = 1 + _total(signed, "documents") // _PART_HASHES
+  chunks = [chunk.path for chunk in signed]
+  for band in range(near_duplicates.BANDS):
+    for part in range(parts):
+      path, key = f"{folder}/pairs-{band:02d}-{part:04d}.npy", (band, part)
+      tasks.append(_PairsTask(chunks, path, *key, parts, rules.similarity))
+  pairs = Phase(_find_pairs, tasks, work).finish("near-duplicates")
+
   folder = work.folder("joined")
   path = os.path.join(folder, _SUMMARY)
 
@@ -419,20 +433,8 @@ def clean(
     summary = _write(scratch, sources, signed, corpus)
     json_files.write(leases.unfinished(scratch, path), summary._asdict())
 
-  what = "another worker to write the corpus"
-  work.once(path, join, what)
+  work.once(path, join, "another worker to write the corpus")
   return folder, Summary(**json_files.read_own(path, _REMEDY))
-
-
-def _read(
-  work: SharedWork, pieces: list[text_files.Piece], rules: Rules
-) -> list[_Chunk]:
-  folder, tasks = work.folder("read"), []
-  for number, group in enumerate(_groups(pieces)):
-    tasks.append(_ReadTask(group, f"{folder}/{number:06d}", rules))
-  phase = work.pieces(_read_pieces, tasks)
-  phase.finish("reading")
-  return [_Chunk(os.path.dirname(path)) for path in phase.chunks()]
 
 
 def _sign(
@@ -447,29 +449,15 @@ def _sign(
     for part in range(parts):
       path = f"{folder}/lines-{part:04d}.npy"
       tasks.append(_LinesTask(sources, path, part, parts, most))
-    phase = work.phase(_find_recurring, tasks)
+    phase = Phase(_find_recurring, tasks, work)
     recurring = phase.finish("lines that recur")
   folder, first, sign_tasks = work.folder("signed"), 0, []
   for source in sources:
     signed = _Chunk(os.path.join(folder, os.path.basename(source.path)))
     sign_tasks.append(_SignTask(source, first, signed, tuple(recurring), rules))
     first += source.counts()["documents"]
-  work.phase(_sign_chunk, sign_tasks).finish("splitting")
+  Phase(_sign_chunk, sign_tasks, work).finish("splitting")
   return [task.signed for task in sign_tasks]
-
-
-def _pairs(work: SharedWork, signed: list[_Chunk], rules: Rules) -> list[str]:
-  """The files of pairs of near-duplicates."""
-  parts = 1 + _total(signed, "documents") // _PART_HASHES
-  folder, tasks = work.folder("pairs"), []
-  chunks = [chunk.path for chunk in signed]
-  for band in range(near_duplicates.BANDS):
-    for part in range(parts):
-      path = f"{folder}/pairs-{band:02d}-{part:04d}.npy"
-      tasks.append(
-        _PairsTask(chunks, path, band, part, parts, rules.similarity)
-      )
-  return work.phase(_find_pairs, tasks).finish("near-duplicates")
 
 
 def _write(

@@ -1,4 +1,4 @@
-"""How often tokens of records stand one or two places apart."""
+"""How often tokens of records stand one or two positions apart."""
 
 from collections.abc import Iterable
 
@@ -37,8 +37,8 @@ def count(
     used = is_word[ids[word]] & (columns[ids[context]] >= 0)
     if far == 2:
       used &= is_word[ids[before + 1]]
-    places = ids[word[used]], columns[ids[context[used]]]
-    ones = np.ones(len(places[0]), np.float32)
+    indices = ids[word[used]], columns[ids[context[used]]]
+    ones = np.ones(len(indices[0]), np.float32)
     shape = vocab_size, len(context_words)
-    blocks.append(sparse.coo_array((ones, places), shape=shape).tocsr())
+    blocks.append(sparse.coo_array((ones, indices), shape=shape).tocsr())
   return sparse.hstack(blocks, format="csr")

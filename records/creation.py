@@ -15,11 +15,11 @@ from typing import NamedTuple
 from common import console, errors, input_files, stores
 from corpus import text_files
 from records import data_set, shards, tfrecord, token_store
-from records.creation_settings import CreationSettings
+from records.creation_settings import IN_MANIFEST, CreationSettings
 from text_encoders import tokenizer_files
 from text_encoders.base import TokenizerInfo
 from workers import work_dir
-from workers.shared_work import Inputs, Pieces, SharedWork, share
+from workers.shared_work import Inputs, Phase, Pieces, SharedWork, share
 
 _BLOCK_BYTES = 16 << 20  # about, of the records that a worker holds at a time
 _MAX_DEFAULT_SHARDS = 4096
@@ -68,13 +68,13 @@ def create(
     tokenized = time.monotonic()
     results, kept_shards = creation.make_shards(counts)
     work.await_publishing()
-    shards_made = time.monotonic()
+    publishing = time.monotonic()
     manifest = _manifest(settings, info, counts, results)
     creation.publish(manifest)
     seconds = {
       "tokenizing": tokenized - begin,
-      "making examples": shards_made - tokenized,
-      "moving files": time.monotonic() - shards_made,
+      "making examples": publishing - tokenized,
+      "moving files": time.monotonic() - publishing,
     }
     kept = ""
     if kept_bytes or kept_shards:
@@ -138,6 +138,7 @@ def _manifest(
   counts: token_store.CorpusCounts,
   results: list[shards.ShardResult],
 ) -> data_set.Manifest:
+  shown = {name: getattr(settings, name) for name in IN_MANIFEST}
   all_counts = dataclasses.asdict(counts)
   for name in ("examples", "real_tokens", "masked_tokens", "random_next"):
     all_counts[name] = sum(getattr(result, name) for result in results)
@@ -147,7 +148,7 @@ def _manifest(
     examples_per_record=settings.examples_per_record,
     masking="dynamic" if settings.dynamic_masks else "static",
     tokenizer=info,
-    settings={**settings.in_manifest, "num_shards": len(results)},
+    settings=shown | {"num_shards": len(results)},
     counts=all_counts,
     files=tuple(result.info for result in results),
   )
@@ -194,7 +195,9 @@ class _Creation(NamedTuple):
     """Text to the token store: (counts, text bytes of an earlier attempt)."""
     settings, store = self.settings, self.work.folder("store")
     chunks = self.work.folder("pieces")
-    if counts := token_store.store_counts(store):
+    counts_file = os.path.join(store, token_store.COUNTS)
+    if os.path.exists(counts_file):
+      counts = token_store.read_counts(store)
       return counts, counts.text_bytes
     tasks = []
     for number, piece in enumerate(pieces):
@@ -205,8 +208,8 @@ class _Creation(NamedTuple):
         )
       )
     before = set(os.listdir(chunks))
-    phase = self.work.pieces(token_store.tokenize_piece, tasks)
-    counts_file = os.path.join(store, token_store.COUNTS)
+    # Chunks are joined while later ones are being made.
+    phase = Pieces(token_store.tokenize_piece, tasks, self.work)
     join = functools.partial(self._join, phase, pieces, before)
     what = "another worker to put the tokens together"
     kept = self.work.once(counts_file, join, what, phase)
@@ -276,7 +279,7 @@ class _Creation(NamedTuple):
           tokenizer=self.tokenizer,
         )
       )
-    phase = self.work.phase(shards.build_shard, tasks)
+    phase = Phase(shards.build_shard, tasks, self.work)
     # All shards hold about as much text.
     megabytes = counts.text_bytes / 1e6 / count
     results = phase.finish("making records", "MB", megabytes)

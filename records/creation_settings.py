@@ -14,7 +14,7 @@ from workers import launchers
 # What lies beside records, here and in the folder of work in progress.
 _NO_RECORDS = (*input_files.SIDE_FILES, ".result", ".unfinished")
 # The settings that a manifest shows.
-_IN_MANIFEST = (
+IN_MANIFEST = (
   "do_whole_word_mask max_seq_length max_predictions_per_seq random_seed "
   "dupe_factor masked_lm_prob short_seq_prob examples_per_record dynamic_masks "
   "objective cross_documents prose text_field encoding"
@@ -26,7 +26,7 @@ _records, _workers = in_group("Records"), in_group("Shards and workers")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CreationSettings(VocabularyFiles):
-  """What to make of which text; fields have the flags' names."""
+  """The flags of create_pretraining_data.py."""
 
   # High limits exceed what anybody wants; far larger values run out of memory.
   # fmt: off
@@ -125,10 +125,6 @@ class CreationSettings(VocabularyFiles):
     ):
       if not fits:
         raise UserError(f"--{name}={getattr(self, name)}: must be {want}")
-
-  @property
-  def in_manifest(self) -> dict:
-    return {name: getattr(self, name) for name in _IN_MANIFEST}
 
   @property
   def text(self) -> text_files.TextFormat:

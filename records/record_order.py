@@ -64,11 +64,12 @@ class Order:
   def records(self, positions: np.ndarray) -> np.ndarray:
     """Record numbers at stream positions, int64 [n], which may span epochs."""
     epochs, in_epoch = np.divmod(np.asarray(positions), self.count)
-    shuffled = self._from_windows if self.block else self._from_all
-    return _by_group(shuffled, in_epoch, epochs)
-
-  def _from_all(self, positions, epoch):
-    return permute(positions, self.count, self.seed, epoch)
+    if self.block:
+      return _by_group(self._from_windows, in_epoch, epochs)
+    all_at_once = lambda some, epoch: permute(
+      some, self.count, self.seed, epoch
+    )
+    return _by_group(all_at_once, in_epoch, epochs)
 
   def _from_windows(self, positions, epoch):
     def shuffled(positions, window):

@@ -108,16 +108,6 @@ def scan_offsets(path: str, data: mmap.mmap) -> np.ndarray:
   return np.frombuffer(offsets, np.int64)
 
 
-def _are_starts(offsets: np.ndarray) -> bool:
-  """Whether records may start there; checks parts, to copy little."""
-  for first in range(0, len(offsets), _CHECKED_AT_ONCE):
-    some = offsets[first : first + _CHECKED_AT_ONCE + 1]
-    # Differences of negative numbers may overflow.
-    if np.any(some < 0) or np.any(np.diff(some) < _FRAME_BYTES):
-      return False
-  return True
-
-
 class _RecordFile:
   def __init__(self, path: str, use_index: bool = True):
     self.path = path
@@ -147,8 +137,12 @@ class _RecordFile:
         and len(offsets) > 1
         and offsets[0] == 0
         and offsets[-1] == self.size
-        and _are_starts(offsets)
       )
+      # Parts of it at a time, to copy little.
+      for first in range(0, len(offsets) if fits else 0, _CHECKED_AT_ONCE):
+        some = offsets[first : first + _CHECKED_AT_ONCE + 1]
+        # Differences of negative numbers may overflow.
+        fits &= np.all(some >= 0) and np.all(np.diff(some) >= _FRAME_BYTES)
     except Exception:  # of many types: a header is parsed as Python
       fits = False
     if not fits:
@@ -220,7 +214,15 @@ class RecordSet:
 
   def __init__(self, paths: Sequence[str]):
     self.paths = list(paths)
-    _allow_open_files(len(self.paths))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * len(paths) + _OTHER_FILES  # with their memory-mapped indexes
+    if resource.RLIM_INFINITY != soft < wanted:
+      if resource.RLIM_INFINITY != hard < wanted:
+        raise DataError(
+          f"{len(paths)} record files are more than may be open: the limit is "
+          f"{hard} (ulimit -Hn). Make the records with fewer --num_shards."
+        )
+      resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     self._files = [_RecordFile(path) for path in self.paths]
     self.counts = [len(f.offsets) - 1 for f in self._files]
     self._ends = np.cumsum(self.counts)
@@ -243,8 +245,8 @@ class RecordSet:
 
   def where(self, number: int) -> str:
     """FILE: record N at byte B, for messages."""
-    path, place = self.locate(number)
-    return self._files[self.paths.index(path)].where(place)
+    path, within = self.locate(number)
+    return self._files[self.paths.index(path)].where(within)
 
   def read(self, number: int) -> bytes:
     return self.read_many(np.array([number]))[0]
@@ -270,15 +272,3 @@ class RecordSet:
 
   def __iter__(self) -> Iterator[bytes]:
     return map(self.read, range(len(self)))
-
-
-def _allow_open_files(count: int) -> None:
-  soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-  wanted = 2 * count + _OTHER_FILES  # with their memory-mapped indexes
-  if resource.RLIM_INFINITY != soft < wanted:
-    if resource.RLIM_INFINITY != hard < wanted:
-      raise DataError(
-        f"{count} record files are more than may be open: the limit is {hard} "
-        "(ulimit -Hn). Make the records with fewer --num_shards."
-      )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -1,6 +1,6 @@
 """Text to token ids on disk: the first pass over a corpus, in parallel.
 
-Workers tokenize pieces of text (text_files.py) into chunk files, and
+Workers tokenize pieces of text (corpus/text_files.py) into chunks, and
 `StoreWriter` joins the chunks in order. So the store does not depend on the
 number of workers, and memory holds a chunk.
 """
@@ -10,7 +10,7 @@ import functools
 import operator
 import os
 import zipfile
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -30,7 +30,7 @@ CHUNK_BYTES = 2 << 20  # of text; a piece of a plain file is about one chunk
 
 
 class TokenizerSpec(NamedTuple):
-  """Names a tokenizer, which each worker loads once."""
+  """The name of a tokenizer, which each worker loads once."""
 
   kind: str  # an `Encoder.kind`
   file: str
@@ -98,6 +98,7 @@ def _tokenize_chunk(task: PieceTask, chunk: list[Batch], path: str) -> None:
     lines += batch.sentences
     text_bytes += batch.bytes
     bytes_on_disk += batch.bytes_on_disk
+  # Some tokenizers must know that a sentence follows another.
   if tokenizer.joiner:
     for number in range(len(lines) - 1, 0, -1):
       if lines[number - 1] and lines[number]:
@@ -153,13 +154,6 @@ class CorpusCounts:
   unigram_entropy: float = 0.0  # nats, of the token distribution
 
 
-def entropy(counts: np.ndarray) -> float:
-  """Entropy in nats of a distribution given by counts, int [n]."""
-  counts = counts[counts > 0].astype(np.float64)
-  shares = counts / counts.sum()
-  return float(-(shares * np.log(shares)).sum())
-
-
 class StoreWriter:
   """Writes chunks to the token store of an empty folder, in their order."""
 
@@ -213,62 +207,52 @@ class StoreWriter:
     The second pass holds whole documents in memory, so those of more than
     `block_tokens` are cut, between sentences, into about eighths of a block.
     """
-    counts = self._counts
+    counts, path = self._counts, functools.partial(os.path.join, self.folder)
     if not counts.sentences:
       raise errors.DataError("the input holds no sentence: only blank lines")
     self._write(_STARTS, [counts.sentences])
     # Closed, so that workers on other machines see whole files too.
     self.__exit__()
-    self._write_documents(block_tokens)
-    of_tokens = self._token_counts()
+    with files.naming(path(_DOCUMENTS)), open(path(_DOCUMENTS), "wb") as f:
+      self._write_documents(f, block_tokens)
+    # Counts of all tokens, and what follows from them.
+    of_tokens = np.zeros(self._vocab_size, np.int64)
+    ids = continuation_bit(self._dtype) - 1
+    with open(path(_TOKENS), "rb") as f:
+      while len(part := np.fromfile(f, self._dtype, _SCAN)):
+        of_tokens += np.bincount(part & ids, minlength=len(of_tokens))
     spelt = int(of_tokens @ tokenizer.letters)
     counts.unknown_tokens = int(of_tokens[tokenizer.unk_id])
     counts.unknown_letters = max(0, counts.letters - spelt)
-    counts.unigram_entropy = entropy(of_tokens)
+    shares = of_tokens[of_tokens > 0] / counts.tokens
+    counts.unigram_entropy = float(-(shares * np.log(shares)).sum())
+    # This file comes last: with it the store is complete.
     facts = dataclasses.asdict(counts) | {"vocab_size": self._vocab_size}
-    json_files.write(os.path.join(self.folder, COUNTS), facts)
+    json_files.write(path(COUNTS), facts)
     return counts
 
-  def _write_documents(self, block_tokens):
+  def _write_documents(self, f: BinaryIO, block_tokens: int) -> None:
     """Writes where documents, and the parts of long ones, begin."""
     starts = _mapped(self.folder, _STARTS, np.int64)
-    sentences = _mapped(self.folder, _SENTENCES, np.int64)
+    offsets = _mapped(self.folder, _SENTENCES, np.int64)
     size = max(1, block_tokens // _PARTS)
-    path = os.path.join(self.folder, _DOCUMENTS)
-    with files.naming(path), open(path, "wb") as f:
-      for i in range(0, len(starts) - 1, _SCAN_DOCUMENTS):
-        firsts = np.array(starts[i : i + _SCAN_DOCUMENTS + 1])
-        long = np.flatnonzero(np.diff(sentences[firsts]) > block_tokens)
-        begins = [firsts[:-1]]
-        for k in long:
-          begins.append(_cuts(sentences, firsts[k], firsts[k + 1], size))
-        parts = np.sort(np.concatenate(begins))
-        f.write(parts.tobytes())
-        self._counts.parts += len(parts)
-        self._counts.cut_documents += len(long)
-      f.write(starts[-1:].tobytes())
-
-  def _token_counts(self):
-    counts = np.zeros(self._vocab_size, np.int64)
-    ids = continuation_bit(self._dtype) - 1
-    with open(os.path.join(self.folder, _TOKENS), "rb") as f:
-      while len(part := np.fromfile(f, self._dtype, _SCAN)):
-        counts += np.bincount(part & ids, minlength=len(counts))
-    return counts
-
-
-def _cuts(sentence_offsets, first: int, last: int, size: int) -> np.ndarray:
-  """The sentences before which [first, last) is cut, `size` tokens apart."""
-  offsets = sentence_offsets[first : last + 1]
-  wanted = np.arange(offsets[0] + size, offsets[-1], size)
-  cuts = first + np.unique(np.searchsorted(offsets, wanted))
-  return cuts[cuts < last]
-
-
-def store_counts(folder: str) -> CorpusCounts | None:
-  """As `read_counts`; None if the store is not complete."""
-  is_complete = os.path.exists(os.path.join(folder, COUNTS))
-  return read_counts(folder) if is_complete else None
+    # Some documents at a time: the numbers of all may exceed memory.
+    for i in range(0, len(starts) - 1, _SCAN_DOCUMENTS):
+      firsts = np.array(starts[i : i + _SCAN_DOCUMENTS + 1])
+      long = np.flatnonzero(np.diff(offsets[firsts]) > block_tokens)
+      begins = [firsts[:-1]]
+      for k in long:
+        # Before the sentences that begin `size` tokens apart, about.
+        first, last = firsts[k : k + 2]
+        tokens = offsets[first : last + 1]
+        wanted = np.arange(tokens[0] + size, tokens[-1], size)
+        cuts = first + np.unique(np.searchsorted(tokens, wanted))
+        begins.append(cuts[cuts < last])
+      parts = np.sort(np.concatenate(begins))
+      f.write(parts.tobytes())
+      self._counts.parts += len(parts)
+      self._counts.cut_documents += len(long)
+    f.write(starts[-1:].tobytes())
 
 
 def read_counts(folder: str) -> CorpusCounts:

@@ -29,21 +29,22 @@ def numbers(
 def features_of(
   files: tfrecord.RecordSet, vocab_size: int
 ) -> dict[str, dict[str, data_set.Feature]]:
-  """File -> the features of its records: files of stages may differ in them.
+  """File -> the features of its records, by its manifest.
 
-  By its manifest; without one by its first record, for which DataError.
+  Without one by its first record; DataError if that is damaged. The files of
+  stages may differ in their features.
   """
-  manifests, found = data_set.find_manifests(files.paths), {}
+  manifests, features = data_set.find_manifests(files.paths), {}
   for path, start in zip(files.paths, files.starts(), strict=True):
     if path in manifests:
-      found[path] = manifests[path][1].features()
+      features[path] = manifests[path][1].features()
       continue
     first = files.read(start)
     try:
-      found[path] = data_set.features_of_record(first, vocab_size)
+      features[path] = data_set.features_of_record(first, vocab_size)
     except DataError as e:
       raise DataError(f"{files.where(start)}: {e}") from e
-  return found
+  return features
 
 
 def texts(

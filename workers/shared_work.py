@@ -4,10 +4,10 @@ The workers see one folder (work_dir.py). A task is leased to one of them
 (leases.py), which does it in a process of its own (pool.py). The steps of a
 job, for create_pretraining_data.py and tools.prepare_corpus alike:
 
-  pieces   each piece of the input gives numbered chunks (`pieces`)
-  phase    tasks that need all of an earlier step (`phase`)
-  once     one worker joins what the others made, in order (`once`)
-  publish  one worker moves the files to where they belong (`publish`)
+  Pieces   each piece of the input gives numbered chunks
+  Phase    tasks that need all of an earlier step
+  once     one worker joins what the others made, in order
+  publish  one worker moves the files to where they belong
 
 A file appears when it is whole, so every step resumes from the files of a
 stopped attempt.
@@ -88,14 +88,6 @@ class SharedWork(NamedTuple):
     os.makedirs(path, exist_ok=True)
     return path
 
-  def phase(self, function: Callable, tasks: Sequence[leases.Task]) -> "Phase":
-    """Begins function(task, folder of its lease) for all tasks."""
-    return Phase(function, tasks, self)
-
-  def pieces(self, function: Callable, tasks: Sequence[PieceTask]) -> "Pieces":
-    """Begins function(task, folder of its lease), which makes chunks."""
-    return Pieces(function, tasks, self)
-
   def once(
     self,
     done_file: str,
@@ -119,7 +111,7 @@ class SharedWork(NamedTuple):
             leases.deliver(scratch, done_file)
       return os.path.exists(done_file)
 
-    phase = phase or self.phase(leases.do, ())
+    phase = phase or Phase(leases.do, (), self)
     work_dir.wait_until(is_done, what, phase.keep_going)
     return results[0] if results else None
 
@@ -127,7 +119,7 @@ class SharedWork(NamedTuple):
     """Waits until this worker is the one that moves the files."""
     take = lambda: self._take("publish")
     what = "the files to be moved to their places"
-    work_dir.wait_until(take, what, self.phase(leases.do, ()).keep_going)
+    work_dir.wait_until(take, what, Phase(leases.do, (), self).keep_going)
 
   def publish(
     self, moves: Iterable[tuple[str, Output]], stale: Iterable[Output] = ()
@@ -155,7 +147,10 @@ class SharedWork(NamedTuple):
 
 
 class Phase:
-  """Tasks of one kind; the tasks of lost workers are taken over."""
+  """Begins function(task, folder of its lease) for tasks of one kind.
+
+  The tasks of lost workers are taken over.
+  """
 
   def __init__(
     self, function: Callable, tasks: Sequence[leases.Task], work: SharedWork
