@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import modeling
-from checkpoints import description
+from checkpoints import agreement
 from common import input_files
 from common.errors import DataError
 from common.tensorflow_v1 import monotonic_seconds, tf
@@ -62,7 +62,7 @@ def pretraining_weights(batch: modeling.PretrainingBatch) -> tf.Tensor:
 def _alike(manifest: data_set.Manifest) -> dict:
   """What the manifests of all records that are read together have alike."""
   facts = {
-    "vocabulary": description.vocabulary_fact(manifest.tokenizer),
+    "vocabulary": agreement.vocabulary(manifest.tokenizer),
     "masking": manifest.masking,
   }
   if manifest.masking == "dynamic":

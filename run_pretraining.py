@@ -27,8 +27,8 @@ import mixed_precision
 import modeling
 import optimization
 from checkpoints import (
+  agreement,
   checkpointing,
-  description,
   metrics,
   run_folder,
   run_start,
@@ -191,7 +191,7 @@ def evaluator(config: PretrainingConfig, comm) -> Evaluator:
         trained += input_files.expand_patterns(item.get("input_file", ""))
     found = data_set.find_manifest(trained[0])
     words = found[1].tokenizer if found else None
-    description.agree_on_words(words, source.tokenizer, files)
+    agreement.agree_on_tokens(words, source.tokenizer, files)
     say(comm, *overlap_warning(source.paths, trained, "--eval_input_file"))
   stream = input_pipeline.evaluation_batches(
     source,

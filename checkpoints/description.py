@@ -1,4 +1,4 @@
-"""What a folder says about its model, and whether a run agrees with it.
+"""What a folder says about its model.
 
 run.json says how the model was trained, task.json what it is for. The BERT
 config and the vocabulary stand beside them, or the records' manifest names it.
@@ -8,18 +8,16 @@ import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
-from checkpoints import huggingface_folder
+from checkpoints import agreement, huggingface_folder
 from common import input_files, json_files, stores
-from common.errors import DataError, UserError
-from common.files import file_sha256
+from common.errors import DataError
 from common.model_files import CONFIG_FILE, RUN_FILE, TASK_FILE
-from config import bert_config
 from config.bert_config import BertConfig
 from model import huggingface_config
-from model.tasks import CLASSIFIER, FINETUNED, PRETRAINING
+from model.tasks import FINETUNED, PRETRAINING
 from records import data_set, record_report
 from text_encoders import kinds
 from text_encoders.base import TokenizerInfo
@@ -51,9 +49,6 @@ _TASK = {
   "n_best_size?": int, "max_answer_length?": int,
   "version_2_with_negative?": bool, "null_score_diff_threshold?": float,
 }  # fmt: skip
-# Keys of task.json about a run's files, which no other run need have.
-OF_FILES = ("vocabulary", "best_by", "exported_from")
-BERT_FLAG = "--bert_config_file"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +107,7 @@ class Description:
     if flags.get("objective"):
       known["objective"] = flags["objective"]
       if self.training:
-        segments = uses_segments(flags["objective"], segments)
+        segments = agreement.uses_segments(flags["objective"], segments)
     if segments is not None:
       known["segment_ids"] = segments
     return known
@@ -205,13 +200,15 @@ class Description:
     return {flag: os.path.abspath(path)} if path else {}
 
   def facts(self) -> dict[str, Any]:
-    """Name for people -> value: what `agree` compares."""
+    """What `agreement.agree` compares, by the fields of settings."""
     training, known = self.training, {}
     if training:
-      known = facts(training["flags"], training["plan"], training["data"])
+      known = agreement.of_start(
+        training["flags"], training["plan"], training["data"]
+      )
     elif self.bert:
-      known = facts({"bert": self.bert.to_dict()})
-    return known | task_facts(self.task)
+      known = agreement.of_start({"bert": self.bert.to_dict()})
+    return known | agreement.of_task(self.task)
 
 
 def read(folder: str | None) -> Description:
@@ -227,7 +224,7 @@ def read(folder: str | None) -> Description:
     is_there = bool(folder) and os.path.exists(path)
     contents.append(json_files.read_own(path, remedy, form) if is_there else {})
   run, task = contents
-  lacking = {"flags": {}, "plan": None, "data": None}
+  lacking: dict = {"flags": {}, "plan": None, "data": None}
   starts = tuple({**lacking, **start} for start in run.get("runs", ()))
   notes: list[str] = []
   if huggingface_folder.is_folder(folder):
@@ -268,201 +265,3 @@ def is_held_out(start: dict, trained: Sequence[str]) -> bool | None:
     return bool(evaluated) and not shared(evaluated, trained)
   except DataError:
     return None
-
-
-def uses_segments(objective: str | None, segment_ids: bool | None) -> bool:
-  """Whether a model learns second segments, by its training's two flags."""
-  return objective != "mlm" if segment_ids is None else segment_ids
-
-
-# Agreement --------------------------------------------------------------------
-
-
-class Fixed(NamedTuple):
-  """How far a folder fixes a fact, and what to do about another value."""
-
-  scope: str
-  remedy: str
-  kinds: Collection[str] = (PRETRAINING, *FINETUNED)
-
-
-# What must agree: whatever uses the model, a training that resumes, or a stage
-# that does.
-MODEL, RUN, STAGE = "model", "run", "stage"
-START = "start"  # before the plan of a training that resumes is made
-_SAME_MODEL = (
-  "its model was trained with the former. Leave the flag out, or use another "
-  "--output_dir (with a checkpoint as --init_checkpoint to keep its weights)"
-)
-_SAME_LABELS = (
-  "its model was trained with the former. If these are other names of the same "
-  "labels, write them into its task.json, or as id2label into its config.json; "
-  "if not, train in another --output_dir"
-)
-NEW_RUN = (
-  "start a new run in another --output_dir (with --init_checkpoint to keep the "
-  "weights)"
-)
-_SAME_RUN = f"give the former to resume it, or {NEW_RUN}"
-_SAME_SHARES = (
-  "updates and the learning rate's schedule count global batches, so a run "
-  f"keeps its own: {{keep}}{NEW_RUN}"
-)
-# What changes a model's answers.
-BERT_KEYS = bert_config.model_keys()
-_alike = dict.fromkeys
-FIXED = {
-  **_alike(("task", "kind of vocabulary"), Fixed(MODEL, _SAME_MODEL)),
-  "vocabulary": Fixed(
-    MODEL,
-    "a model has one vocabulary. Make all records with the model's own, such "
-    "as vocab.txt in its folder, and give no other one as a flag",
-  ),
-  **_alike(("--objective", "--segment_ids"), Fixed(MODEL, _SAME_MODEL)),
-  **{f"{BERT_FLAG}: {key}": Fixed(MODEL, _SAME_MODEL) for key in BERT_KEYS},
-  **_alike((
-    "--do_lower_case", "--max_seq_length", "--regression", "pairs of texts",
-    "--metrics", "--doc_stride", "--max_query_length",
-    "--version_2_with_negative",
-  ), Fixed(MODEL, _SAME_MODEL, FINETUNED)),
-  "labels": Fixed(MODEL, _SAME_LABELS, FINETUNED),
-  **_alike((
-    "--text_column", "--text_pair_column", "--label_column", "--word_column",
-    "--tokens_field", "--tags_field", "--n_best_size", "--max_answer_length",
-    "--null_score_diff_threshold",
-  ), Fixed(RUN, _SAME_RUN, FINETUNED)),
-  **_alike(("--max_train_minutes", "stages"), Fixed(RUN, _SAME_RUN)),
-  **_alike(
-    ("--cooldown_from", "stages that have begun"), Fixed(START, _SAME_RUN)
-  ),
-  **_alike(
-    ("--seed", "--shuffle_block_records", "records"), Fixed(STAGE, _SAME_RUN)
-  ),
-  **_alike(
-    ("records of an update", "updates of the same steps"),
-    Fixed(STAGE, _SAME_SHARES),
-  ),
-  "factor of --lr_scaling": Fixed(RUN, "to resume it as it was give {keep}"),
-}  # fmt: skip
-
-
-def scopes(trains: bool) -> tuple[str, ...]:
-  """What must agree with a model's folder before anything is read."""
-  return (MODEL, RUN) if trains else (MODEL,)
-
-
-def agree(
-  before: Mapping,
-  now: Mapping,
-  folder: str,
-  scopes: Collection[str] = (MODEL, RUN, STAGE),
-  keep: str = "",
-) -> list[str]:
-  """Lines about what changed; `UserError` for what `folder` has fixed.
-
-  Facts that are not in both are not known. `keep`: the flags that keep what
-  several of them decide, for the remedy.
-  """
-  changed = {}
-  for name, value in now.items():
-    if name in before and before[name] != value:
-      changed[name] = f"{name} {shown(before[name])} -> {shown(value)}"
-  kind = before.get("task", PRETRAINING)
-  for name, fixed in FIXED.items():
-    if name in changed and fixed.scope in scopes and kind in fixed.kinds:
-      remedy = fixed.remedy.format(keep=keep)
-      raise UserError(f"{folder}: {changed[name]}: {remedy}")
-  return [*changed.values()]
-
-
-def facts(
-  flags: dict, plan: dict | None = None, data: dict | None = None
-) -> dict[str, Any]:
-  """Name for people -> value, of a start as run.json has it."""
-  known = dict(flat(flags))
-  objective = known.pop("--objective", None)
-  segments = known.pop("--segment_ids", None)
-  if objective:  # None: as the records say, of a run that Python code started
-    known["--objective"] = objective
-    known["--segment_ids"] = uses_segments(objective, segments)
-  if "stages" in flags:
-    known["stages"] = "given" if flags["stages"] else "none"
-  for name in ("ranks", "updates", "warmup_updates"):
-    if plan and name in plan:
-      known[name] = plan[name]
-  if data:
-    known["record files"] = [*data["files"]]
-    if data.get("records"):
-      known["records"] = data["records"]
-    if data.get("contents"):
-      known["contents of records"] = data["contents"]
-    if data.get("tokenizer"):
-      info = TokenizerInfo(**data["tokenizer"])
-      known["vocabulary"] = vocabulary_fact(info)
-  return known
-
-
-def vocabulary_facts(files: dict[str, str]) -> dict[str, str]:
-  """Name for people -> value, of a vocabulary."""
-  known = {}
-  for flag, path in files.items():
-    known["kind of vocabulary"] = f"--{flag}"
-    if os.path.exists(path):
-      known["vocabulary"] = f"SHA-256 {file_sha256(path)[:12]}"
-  return known
-
-
-def agree_on_words(
-  before: TokenizerInfo | None,
-  now: TokenizerInfo | None,
-  files: str,
-) -> None:
-  """Raises `UserError` unless `files` are of the same words; None: unknown."""
-  if before and now:
-    was = {"vocabulary": vocabulary_fact(before)}
-    agree(was, {"vocabulary": vocabulary_fact(now)}, files, (MODEL,))
-
-
-def vocabulary_fact(info: TokenizerInfo) -> str:
-  """All that decides a text's tokens."""
-  return f"{info.case} {info.kind} of SHA-256 {info.sha256[:12]}"
-
-
-def task_facts(task: dict) -> dict[str, Any]:
-  """Name for people -> value, of a task.json."""
-  known: dict[str, Any] = {}
-  for key, value in task.items():
-    if key == "columns":
-      known |= {f"--{name}_column": column for name, column in value.items()}
-      known["pairs of texts"] = bool(value.get("text_pair"))
-    elif key in ("task", "labels"):
-      known[key] = value
-    elif key not in OF_FILES:
-      known[f"--{key}"] = value
-  if "labels" in task and task.get("task") == CLASSIFIER:
-    known["--regression"] = not task["labels"]
-  return known
-
-
-def flat(settings: dict, form: str = "--{}") -> Iterator[tuple[str, Any]]:
-  """(name for people, value) of settings that are nested as in run.json."""
-  for name, value in json_files.parse(json_files.text(settings)).items():
-    if name == "bert":  # whose file leaves keys out
-      yield from flat(bert_config.complete(value), f"{BERT_FLAG}: {{}}")
-    elif isinstance(value, dict):
-      yield from flat(value, form)
-    else:
-      yield form.format(name), value
-
-
-_MOST_SHOWN = 10  # items of a list
-
-
-def shown(value) -> str:
-  """A value as it is written in a command."""
-  if isinstance(value, list):
-    more = ["..."] if len(value) > _MOST_SHOWN else []
-    return ",".join([*map(str, value[:_MOST_SHOWN]), *more]) or "(empty)"
-  if isinstance(value, bool):
-    return str(value).lower()
-  return "(not given)" if value is None else str(value)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from checkpoints import description
+from checkpoints import agreement, description
 from checkpoints.checkpoint_files import (
   Checkpoint,
   CheckpointError,
@@ -207,8 +207,8 @@ class Restore:
         loaded -= head
       if labels and labels != there:
         notes.append(
-          f"  the classifier's labels are {description.shown(labels)} here, "
-          f"{description.shown(there)} there: it is "
+          f"  the classifier's labels are {agreement.shown(labels)} here, "
+          f"{agreement.shown(there)} there: it is "
           f"{'taken in this order' if head <= loaded else 'new'}"
         )
     _check_shapes(source, {name: wanted[name] for name in loaded})

@@ -5,7 +5,7 @@ A cooldown (--cooldown_from) is the last stage of a run, but in another folder.
 
 import os
 
-from checkpoints import checkpoint_files, description, metrics
+from checkpoints import agreement, checkpoint_files, description, metrics
 from checkpoints.checkpoint_files import Checkpoint, CheckpointFiles
 from common.errors import UserError
 from config import training_plan
@@ -34,22 +34,22 @@ def _newest_start(config, snapshot) -> list[int] | None:
   if not newest:
     return None
   before = description.read(config.output_dir)
-  now = description.facts(config.as_dict())
-  description.agree(before.facts(), now, before.folder, (description.RUN,))
+  now = agreement.of_start(config.as_dict())
+  agreement.agree(before.facts(), now, before.folder, (agreement.RUN,))
   start = [int(n) for n in Checkpoint(newest)[_STATE]]
   if before.training:
-    was = _begun_stages(before.training["flags"].get("stages") or (), start[0])
-    now = _begun_stages(config.stages, start[0])
-    description.agree(was, now, before.folder, (description.START,))
+    was = begun_stages(before.training["flags"].get("stages") or (), start[0])
+    now = begun_stages(config.stages, start[0])
+    agreement.agree(was, now, before.folder, (agreement.START,))
   return start
 
 
-def _begun_stages(stages, number: int) -> dict:
+def begun_stages(stages, number: int) -> dict:
   """Facts of the stages up to one, but for what they may change."""
   begun = []
   for item in stages[: number + 1]:
     begun.append({key: item[key] for key in item if key not in _FREE})
-  return {"stages that have begun": begun}
+  return {"begun_stages": begun}
 
 
 def cooldown(named: str, output_dir: str) -> str:
@@ -64,8 +64,8 @@ def cooldown(named: str, output_dir: str) -> str:
       kept = begun["flags"].get("cooldown_from")
       if kept and named == os.path.dirname(kept):
         named = kept
-      flag, scopes = "--cooldown_from", (description.START,)
-      description.agree({flag: kept}, {flag: named}, output_dir, scopes)
+      was, now = {"cooldown_from": kept}, {"cooldown_from": named}
+      agreement.agree(was, now, output_dir, (agreement.START,))
       return named
   folder = named if os.path.isdir(named) else os.path.dirname(named)
   run = description.read(folder).training
@@ -127,5 +127,5 @@ def check_vocabulary(config, data: dict) -> None:
     start = config.cooldown_from or config.init_checkpoint
     folder = description.folder_of(start)
   before = description.read(folder).facts()
-  now = description.facts({}, None, data)
-  description.agree(before, now, folder, (description.MODEL,))
+  now = agreement.of_start({}, None, data)
+  agreement.agree(before, now, folder, (agreement.MODEL,))

@@ -9,7 +9,7 @@ import functools
 import os
 from typing import ClassVar
 
-from checkpoints import description, metrics
+from checkpoints import agreement, metrics
 from common.errors import UserError
 from common.files import file_sha256
 from common.settings import in_group
@@ -99,11 +99,8 @@ class FinetuningConfig(kinds.VocabularyFiles, RunConfig):
     """The flags that task.json of a model of this kind says, by name."""
     if task.get("task") != cls.kind:
       return {}
-    saved = {}
-    for fact, value in description.task_facts(task).items():
-      if fact.startswith("--"):
-        saved[fact.removeprefix("--")] = value
-    return saved
+    known = agreement.of_task(task)
+    return {name: known[name] for name in known.keys() - agreement.OTHERS}
 
   def as_dict(self):
     """Vocabularies by their content: late ranks find the folder's copy."""

@@ -7,7 +7,7 @@ vocabulary into its folder.
 import os
 from collections.abc import Callable
 
-from checkpoints import checkpoint_files, description, run_folder
+from checkpoints import agreement, checkpoint_files, description, run_folder
 from common.errors import UserError
 from config.bert_config import BertConfig
 from model.tasks import PRETRAINING
@@ -52,16 +52,16 @@ def check(config, describe: Callable[[], dict]) -> None:
   model = description.read(folder)
   if not (model.task or folder == config.output_dir):
     return  # a checkpoint of any origin
-  facts_of = description.vocabulary_facts
+  facts_of = agreement.of_vocabulary_files
   before = {"task": PRETRAINING, **model.facts()}
   before |= facts_of(kept_vocabulary(folder))
-  now = description.facts({"bert": config.bert.to_dict()})
+  now = agreement.of_start({"bert": config.bert.to_dict()})
   now["task"] = config.kind
   if before["task"] == config.kind:
-    now |= description.task_facts(describe())
+    now |= agreement.of_task(describe())
     now |= facts_of(config.named_vocabulary())
-  scopes = description.scopes(config.do_train)
-  description.agree(before, now, folder, scopes)
+  scopes = agreement.scopes(config.do_train)
+  agreement.agree(before, now, folder, scopes)
 
 
 def write(config, describe: Callable[[], dict]) -> None:

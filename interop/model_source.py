@@ -9,7 +9,12 @@ import filecmp
 import glob
 import os
 
-from checkpoints import checkpoint_files, description, huggingface_folder
+from checkpoints import (
+  agreement,
+  checkpoint_files,
+  description,
+  huggingface_folder,
+)
 from checkpoints.description import Description
 from checkpoints.metrics import BEST_BY, BestBy, best_evaluation
 from common.errors import UserError
@@ -75,7 +80,7 @@ class Source:
     known = {}
     for key, value in self.task.items():
       is_assumed = key == "do_lower_case" and self.assumed_case
-      if not (is_assumed or key in description.OF_FILES):
+      if not (is_assumed or key in agreement.OF_FILES):
         known[key] = value
     return known
 

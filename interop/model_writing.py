@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from checkpoints import checkpoint_files, description
+from checkpoints import agreement, checkpoint_files, description
 from common import files, input_files, json_files
 from common.errors import UserError
 from common.files import new_folder
@@ -94,7 +94,7 @@ def _is_same(path: str, content: bytes, model: Model) -> bool:
     return bert is not None and not bert.differences(model.source.bert)
   if name == TASK_FILE:
     said = {**description.read(folder).task}
-    for key in description.OF_FILES:
+    for key in agreement.OF_FILES:
       said.pop(key, None)
     return not task_differences(said, model.task)
   return input_files.read(path) == content

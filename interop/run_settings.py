@@ -4,7 +4,7 @@ import dataclasses
 import os
 from typing import Any, NamedTuple
 
-from checkpoints import checkpoint_files, description, run_start
+from checkpoints import agreement, checkpoint_files, description, run_start
 from checkpoints.description import Description
 from common import errors, input_files, processes, settings
 from common.errors import UserError
@@ -176,14 +176,10 @@ def _task_flags(kind: type, values: dict, given: dict) -> dict[str, Any]:
   folder = task_file.model_folder(values)
   task = description.read(folder).task
   defaults = kind.defaults(task, given)
-  said = {"task": kind.kind, **_as_flags(defaults)}
-  scopes = description.scopes(values.get("do_train", False))
-  description.agree(said, _as_flags(given), folder or "", scopes)
+  scopes = agreement.scopes(values.get("do_train", False))
+  before = {"task": kind.kind, **defaults}
+  agreement.agree(before, given, folder or "", scopes)
   return defaults
-
-
-def _as_flags(values: dict) -> dict:
-  return {f"--{name}": value for name, value in values.items()}
 
 
 def _bert(
@@ -196,7 +192,7 @@ def _bert(
   if binds:
     model_source.read_config(name, about, origin.init or about.folder)
   if bert and (not name or (binds and is_preset(name))):
-    return bert, [f"{description.BERT_FLAG}={about.bert_file}, as found"]
+    return bert, [f"{agreement.BERT_FLAG}={about.bert_file}, as found"]
   if not is_preset(name):
     return None, []
   bert, rows = read_bert(name), _vocabulary_size(kind, values)
@@ -205,7 +201,7 @@ def _bert(
     said_by = "the data's vocabulary"
     bert = BertConfig.from_dict({**bert.to_dict(), "vocab_size": rows})
   return bert, [
-    f"{description.BERT_FLAG}={name}: vocabulary of {bert.vocab_size:,} from "
+    f"{agreement.BERT_FLAG}={name}: vocabulary of {bert.vocab_size:,} from "
     f"{said_by}"
   ]
 
@@ -254,7 +250,7 @@ def _learned(values: dict, origin: Origin) -> tuple[dict, list[str]]:
   has_pairs = not manifest or manifest.has_pairs
   if given is None:
     given = used and has_pairs
-    if given not in (None, description.uses_segments(objective, None)):
+    if given not in (None, agreement.uses_segments(objective, None)):
       by = f"{path} says" if "segment_ids" in said else "published models are"
       lines.append(f"--{'' if given else 'no'}segment_ids, as {by}")
   elif not trains and has_pairs and given != said.get("segment_ids", given):

@@ -3,7 +3,7 @@
 import dataclasses
 
 import input_pipeline
-from checkpoints import checkpoint_files, description
+from checkpoints import agreement, checkpoint_files
 from common.errors import UserError
 from config import stages, training_plan
 
@@ -57,7 +57,7 @@ def of_stages(
   def open_checked(files: str, stage, training: bool = True):
     nonlocal tokenizer
     source = input_pipeline.open_records(files, stage, comm, training)
-    description.agree_on_words(tokenizer, source.tokenizer, files)
+    agreement.agree_on_tokens(tokenizer, source.tokenizer, files)
     tokenizer = tokenizer or source.tokenizer
     return source
 

@@ -3,8 +3,9 @@
 import dataclasses
 import os
 
-from checkpoints import description
-from checkpoints.description import MODEL, NEW_RUN, RUN, STAGE, Description
+from checkpoints import agreement, description
+from checkpoints.agreement import MODEL, NEW_RUN, RUN, STAGE
+from checkpoints.description import Description
 from checkpoints.restore import of_encoder
 from common.console import say, tell
 from common.errors import UserError
@@ -100,7 +101,7 @@ def _start(run) -> None:
 def facts_of(config, plan=None, data: dict | None = None) -> dict:
   """The facts of this start, as `Description.facts` has the last one's."""
   plan = dataclasses.asdict(plan) if plan else None
-  known = description.facts(config.as_dict(), plan, data)
+  known = agreement.of_start(config.as_dict(), plan, data)
   return known | {"task": config.kind}
 
 
@@ -111,9 +112,10 @@ def check_run(config, plan, before: Description) -> None:
   last = before.training
   if plan and last and last["flags"].get("lr_scaling") == config.lr_scaling:
     # With another number of ranks the learning rate would be another one.
-    name, scaling = "factor of --lr_scaling", config.lr_scaling
+    scaling = config.lr_scaling
     factor = scale_peak(1.0, scaling, last["plan"]["ranks"])
-    was[name], now[name] = factor, scale_peak(1.0, scaling, plan.ranks)
+    was["lr_factor"] = factor
+    now["lr_factor"] = scale_peak(1.0, scaling, plan.ranks)
     peak = config.learning_rate * factor
     keep = f"--lr_scaling=none --learning_rate={peak!r}"
     if last["flags"].get("stages"):
@@ -121,7 +123,7 @@ def check_run(config, plan, before: Description) -> None:
         f"--lr_scaling=none and {factor!r} times --learning_rate and each "
         "stage's learning_rate"
       )
-  description.agree(was, now, before.folder, scopes, keep)
+  agreement.agree(was, now, before.folder, scopes, keep)
 
 
 def check_position(
@@ -139,34 +141,17 @@ def check_position(
   `orders` are those of `checkpointing.TrainingState.orders`.
   """
   # What the checkpoint says counts; its folder's files may be older.
-  was = before.facts() | _order_facts(orders[0])
-  now = facts_of(config, plan, data) | _order_facts(orders[1])
+  was = before.facts() | order_facts(orders[0])
+  now = facts_of(config, plan, data) | order_facts(orders[1])
+  lines = agreement.agree(was, now, folder, (STAGE,))
   last = (before.training or {}).get("plan") or {}
-  # An update's batch and steps; this command's flags may state other ones.
-  names = ("divisor", "records_per_update")
-  then = dataclasses.replace(plan, **{n: last[n] for n in names if n in last})
-  batch, keep = then.records_per_update, ""
-  if records_seen != plan.records_before(step):
-    updates = step - plan.stage.first_update
-    seen = records_seen - plan.stage.first_record
-    batch, rest = divmod(seen, updates) if updates else (0, 1)
-    was["records of an update"] = f"{seen / max(1, updates):g}"
-    now["records of an update"] = f"{plan.records_per_update}"
-    if rest or plan.stage.ramp:
-      batch = 0
-  elif (
-    plan.mode == "per-rank"
-    and plan.steps  # none of a cooldown
-    and last.get("steps") == plan.steps
-  ):
-    was["updates of the same steps"] = last["updates"]
-    now["updates of the same steps"] = plan.updates
-  if batch:
-    keep = f"to resume it give {' '.join(config.flags_for(then, batch))}"
-    if config.num_accumulation_steps:
-      keep += " and leave out --num_accumulation_steps"
-    keep += "; or "
-  lines = description.agree(was, now, folder, (STAGE,), keep)
+  other = plan.other_batch(last, step, records_seen)
+  if other:
+    keep = _keeping(config, plan, last, other.batch) if other.batch else ""
+    raise UserError(
+      f"{folder}: {other.difference}: updates and the learning rate's schedule "
+      f"count global batches, so a run keeps its own: {keep}{NEW_RUN}"
+    )
   if step > plan.updates:
     remedy = f"{config.length_flag} to resume it, or leave out --do_train"
     if plan.cooldown_start:
@@ -178,10 +163,22 @@ def check_position(
   return lines
 
 
-def _order_facts(order: record_order.Order) -> dict[str, int]:
+def _keeping(config, plan, last: dict, batch: int) -> str:
+  """The flags that keep a run's updates of `batch` records, as a remedy."""
+  # This command's flags may state another batch and steps than the last one's.
+  names = {"divisor", "records_per_update"} & last.keys()
+  then = dataclasses.replace(plan, **{name: last[name] for name in names})
+  flags = " ".join(config.flags_for(then, batch))
+  if config.num_accumulation_steps:
+    flags += " and leave out --num_accumulation_steps"
+  return f"to resume it give {flags}; or "
+
+
+def order_facts(order: record_order.Order) -> dict[str, int]:
+  """Facts of what decides the order of records."""
   return {
-    "--seed": order.seed,
-    "--shuffle_block_records": order.block,
+    "seed": order.seed,
+    "shuffle_block_records": order.block,
     "records": order.count,
   }
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 import mixed_precision
-from checkpoints import checkpointing, description, run_folder
+from checkpoints import agreement, checkpointing, description, run_folder
 from checkpoints.run_folder import is_written
 from checkpoints.snapshot import Snapshot
 from common import json_files, nvidia
@@ -136,8 +136,8 @@ def run(
   `snapshot` and `signals` are an elastic run's. Returns {"training": speeds and
   counts or None, "evaluation": results or None}; only speeds differ by rank.
   """
-  given = description.flat(config.as_dict())
-  lines = [f"{name}={value}" for name, value in given]
+  fields = agreement.by_field(config.as_dict())
+  lines = [f"{agreement.title(name)}={value}" for name, value in fields]
   comm.check_equal("a flag", "\n".join(lines))
   folder, watchdog = config.output_dir, Watchdog(comm)
   with run_folder.locked(folder, comm, is_written(config)), graph(config):

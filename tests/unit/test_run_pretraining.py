@@ -27,6 +27,7 @@ import input_pipeline
 import modeling
 import run_pretraining
 from checkpoints import (
+  agreement,
   checkpoint_files,
   description,
   metrics,
@@ -348,7 +349,7 @@ def test_a_converted_model_is_as_its_run_folder(
       )  # fmt: skip
     except UserError as e:
       return str(e).partition(":")[0]
-    used = description.uses_segments(config.objective, config.segment_ids)
+    used = agreement.uses_segments(config.objective, config.segment_ids)
     return config.objective, used
 
   for given in (
@@ -1106,7 +1107,7 @@ def test_changes_are_complete_and_written_as_in_a_command(tiny_run, tmp_path):
     config = runs.config(tiny_run, tmp_path, **same | settings)
     config = dataclasses.replace(config, bert=bert or config.bert)
     now = resume.facts_of(config, plan, {"files": list(files)})
-    return description.agree(description.facts(**started), now, "a", scopes)
+    return agreement.agree(agreement.of_start(**started), now, "a", scopes)
 
   assert changes() == []
   assert changes(("c",)) == ["record files a,b -> c"]
@@ -1122,7 +1123,7 @@ def test_changes_are_complete_and_written_as_in_a_command(tiny_run, tmp_path):
     "--precision bf16 -> fp32",
     "--recompute (empty) -> layer",
   ]
-  model = (description.MODEL,)
+  model = (agreement.MODEL,)
   assert changes(scopes=model) == []
   # A run of before has not all keys of today.
   gated = modeling.BertConfig.from_dict(

@@ -1,0 +1,246 @@
+"""Whether a run agrees with what its folder, or its model's, says.
+
+Both sides are facts: name -> value. A setting is named as its field, a key of
+the BERT config "bert.KEY"; `OTHERS` has the facts that are no settings.
+run.json and task.json are read into the same names.
+"""
+
+import os
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from common import json_files
+from common.errors import UserError
+from common.files import file_sha256
+from config import bert_config
+from model.tasks import CLASSIFIER, FINETUNED, PRETRAINING
+from text_encoders.base import TokenizerInfo
+
+BERT_FLAG = "--bert_config_file"
+_BERT = "bert."
+# Facts that are no settings -> their names for people.
+OTHERS = {
+  "task": "task",
+  "labels": "labels",
+  "pairs": "pairs of texts",
+  "vocabulary": "vocabulary",
+  "vocabulary_kind": "kind of vocabulary",
+  "ranks": "ranks",
+  "updates": "updates",
+  "warmup_updates": "updates of warm-up",
+  "record_files": "record files",
+  "records": "records",
+  "contents": "contents of records",
+  "is_staged": "stages",
+  "begun_stages": "stages that have begun",
+  "lr_factor": "factor of --lr_scaling",
+}
+# Keys of task.json about a run's files, which no other run need have.
+OF_FILES = ("vocabulary", "best_by", "exported_from")
+
+
+def title(fact: str) -> str:
+  """A fact's name for people: a flag, unless it is one of `OTHERS`."""
+  if fact.startswith(_BERT):
+    return f"{BERT_FLAG}: {fact.removeprefix(_BERT)}"
+  return OTHERS.get(fact, f"--{fact}")
+
+
+# What must agree: whatever uses the model, a training that resumes, or a stage
+# that does.
+MODEL, RUN, STAGE = "model", "run", "stage"
+START = "start"  # before the plan of a training that resumes is made
+
+
+class Fixed(NamedTuple):
+  """How far a folder fixes a fact, and what to do about another value."""
+
+  scope: str
+  remedy: str
+  kinds: Collection[str] = (PRETRAINING, *FINETUNED)
+
+
+_SAME_MODEL = (
+  "its model was trained with the former. Leave the flag out, or use another "
+  "--output_dir (with a checkpoint as --init_checkpoint to keep its weights)"
+)
+_SAME_LABELS = (
+  "its model was trained with the former. If these are other names of the same "
+  "labels, write them into its task.json, or as id2label into its config.json; "
+  "if not, train in another --output_dir"
+)
+_SAME_VOCABULARY = (
+  "a model has one vocabulary. Make all records with the model's own, such as "
+  "vocab.txt in its folder, and give no other one as a flag"
+)
+NEW_RUN = (
+  "start a new run in another --output_dir (with --init_checkpoint to keep the "
+  "weights)"
+)
+_SAME_RUN = f"give the former to resume it, or {NEW_RUN}"
+# The rows are refused in this order. A test walks them.
+FIXED = {
+  "task": Fixed(MODEL, _SAME_MODEL),
+  "vocabulary_kind": Fixed(MODEL, _SAME_MODEL),
+  "vocabulary": Fixed(MODEL, _SAME_VOCABULARY),
+  "objective": Fixed(MODEL, _SAME_MODEL),
+  "segment_ids": Fixed(MODEL, _SAME_MODEL),
+  # What changes a model's answers.
+  **{
+    f"{_BERT}{key}": Fixed(MODEL, _SAME_MODEL)
+    for key in bert_config.model_keys()
+  },
+  "do_lower_case": Fixed(MODEL, _SAME_MODEL, FINETUNED),
+  "max_seq_length": Fixed(MODEL, _SAME_MODEL, FINETUNED),
+  "regression": Fixed(MODEL, _SAME_MODEL, FINETUNED),
+  "pairs": Fixed(MODEL, _SAME_MODEL, FINETUNED),
+  "metrics": Fixed(MODEL, _SAME_MODEL, FINETUNED),
+  "doc_stride": Fixed(MODEL, _SAME_MODEL, FINETUNED),
+  "max_query_length": Fixed(MODEL, _SAME_MODEL, FINETUNED),
+  "version_2_with_negative": Fixed(MODEL, _SAME_MODEL, FINETUNED),
+  "labels": Fixed(MODEL, _SAME_LABELS, FINETUNED),
+  "text_column": Fixed(RUN, _SAME_RUN, FINETUNED),
+  "text_pair_column": Fixed(RUN, _SAME_RUN, FINETUNED),
+  "label_column": Fixed(RUN, _SAME_RUN, FINETUNED),
+  "word_column": Fixed(RUN, _SAME_RUN, FINETUNED),
+  "tokens_field": Fixed(RUN, _SAME_RUN, FINETUNED),
+  "tags_field": Fixed(RUN, _SAME_RUN, FINETUNED),
+  "n_best_size": Fixed(RUN, _SAME_RUN, FINETUNED),
+  "max_answer_length": Fixed(RUN, _SAME_RUN, FINETUNED),
+  "null_score_diff_threshold": Fixed(RUN, _SAME_RUN, FINETUNED),
+  "max_train_minutes": Fixed(RUN, _SAME_RUN),
+  "is_staged": Fixed(RUN, _SAME_RUN),
+  "cooldown_from": Fixed(START, _SAME_RUN),
+  "begun_stages": Fixed(START, _SAME_RUN),
+  "seed": Fixed(STAGE, _SAME_RUN),
+  "shuffle_block_records": Fixed(STAGE, _SAME_RUN),
+  "records": Fixed(STAGE, _SAME_RUN),
+  "lr_factor": Fixed(RUN, "to resume it as it was give {keep}"),
+}
+
+
+def scopes(trains: bool) -> tuple[str, ...]:
+  """What must agree with a model's folder before anything is read."""
+  return (MODEL, RUN) if trains else (MODEL,)
+
+
+def agree(
+  before: Mapping,
+  now: Mapping,
+  folder: str,
+  scopes: Collection[str] = (MODEL, RUN, STAGE),
+  keep: str = "",
+) -> list[str]:
+  """Lines about what changed; `UserError` for what `folder` has fixed.
+
+  Facts that are not in both are not known. `keep`: the flags that keep what
+  several of them decide, for the remedy.
+  """
+  changed = {}
+  for fact, value in now.items():
+    if fact in before and before[fact] != value:
+      values = f"{shown(before[fact])} -> {shown(value)}"
+      changed[fact] = f"{title(fact)} {values}"
+  kind = before.get("task", PRETRAINING)
+  for fact, fixed in FIXED.items():
+    if fact in changed and fixed.scope in scopes and kind in fixed.kinds:
+      remedy = fixed.remedy.format(keep=keep)
+      raise UserError(f"{folder}: {changed[fact]}: {remedy}")
+  return [*changed.values()]
+
+
+# Facts ------------------------------------------------------------------------
+
+
+def uses_segments(objective: str | None, segment_ids: bool | None) -> bool:
+  """Whether a model learns second segments, by its training's two flags."""
+  return objective != "mlm" if segment_ids is None else segment_ids
+
+
+def by_field(settings: Mapping) -> Iterator[tuple[str, Any]]:
+  """(field, value) of settings that are nested as in run.json."""
+  for name, value in json_files.parse(json_files.text(settings)).items():
+    if name == "bert":  # whose file leaves keys out
+      for key, number in bert_config.complete(value).items():
+        yield f"{_BERT}{key}", number
+    elif isinstance(value, dict):
+      yield from by_field(value)
+    else:
+      yield name, value
+
+
+def of_start(
+  flags: Mapping, plan: Mapping | None = None, data: Mapping | None = None
+) -> dict[str, Any]:
+  """Facts of a start of a run, as run.json has it."""
+  known = dict(by_field(flags))
+  if known.get("objective"):
+    used = uses_segments(known["objective"], known.get("segment_ids"))
+    known["segment_ids"] = used
+  else:  # as the records say, of a run that Python code started
+    known.pop("objective", None)
+    known.pop("segment_ids", None)
+  if "stages" in flags:
+    known["is_staged"] = "given" if flags["stages"] else "none"
+  for name in ("ranks", "updates", "warmup_updates"):
+    if plan and name in plan:
+      known[name] = plan[name]
+  if data:
+    known["record_files"] = [*data["files"]]
+    for name in ("records", "contents"):
+      if data.get(name):
+        known[name] = data[name]
+    if data.get("tokenizer"):
+      known["vocabulary"] = vocabulary(TokenizerInfo(**data["tokenizer"]))
+  return known
+
+
+def of_task(task: Mapping) -> dict[str, Any]:
+  """Facts of a task.json."""
+  known: dict[str, Any] = {}
+  for key, value in task.items():
+    if key == "columns":
+      known |= {f"{name}_column": column for name, column in value.items()}
+      known["pairs"] = bool(value.get("text_pair"))
+    elif key not in OF_FILES:
+      known[key] = value
+  if "labels" in task and task.get("task") == CLASSIFIER:
+    known["regression"] = not task["labels"]
+  return known
+
+
+def of_vocabulary_files(files: Mapping[str, str]) -> dict[str, str]:
+  """Facts of a `tokenizer_files.named`: flag -> file."""
+  known = {}
+  for flag, path in files.items():
+    known["vocabulary_kind"] = f"--{flag}"
+    if os.path.exists(path):
+      known["vocabulary"] = f"SHA-256 {file_sha256(path)[:12]}"
+  return known
+
+
+def vocabulary(info: TokenizerInfo) -> str:
+  """All that decides a text's tokens."""
+  return f"{info.case} {info.kind} of SHA-256 {info.sha256[:12]}"
+
+
+def agree_on_tokens(
+  before: TokenizerInfo | None, now: TokenizerInfo | None, files: str
+) -> None:
+  """Raises `UserError` unless `files` have the same tokens; None: unknown."""
+  if before and now:
+    was = {"vocabulary": vocabulary(before)}
+    agree(was, {"vocabulary": vocabulary(now)}, files, (MODEL,))
+
+
+_MOST_SHOWN = 10  # items of a list
+
+
+def shown(value) -> str:
+  """A value as it is written in a command."""
+  if isinstance(value, list):
+    more = ["..."] if len(value) > _MOST_SHOWN else []
+    return ",".join([*map(str, value[:_MOST_SHOWN]), *more]) or "(empty)"
+  if isinstance(value, bool):
+    return str(value).lower()
+  return "(not given)" if value is None else str(value)
