@@ -205,31 +205,6 @@ def record(folder):
   return Reader(odd_record(), read, (str(path),), right)
 
 
-@reader(0.1)
-def pipeline(folder):
-  """The same, as training reads them."""
-  import input_pipeline
-  from benchmarks.step import first_batch
-  from records import masking
-
-  def read(given):
-    (e, vocab_size, dynamic), *two = given
-    path = put(folder / "x.tfrecord", b"".join(map(damage.frame, two)))
-    rate = 0.1 if e > 1 else 0.15
-    masks = masking.MaskSettings(rate, 4, 4, vocab_size) if dynamic else None
-    sizes = (16, 4, vocab_size, e, masks, dynamic, dynamic)
-    source = input_pipeline.Source(path, record_shape.RecordShape(*sizes))
-    try:
-      return first_batch(source, 2)
-    except input_pipeline.READ_ERRORS as error:
-      if explained := source.explain(np.arange(2)):
-        raise explained from error
-      raise
-
-  right = lambda given, got: got["input_ids"].max() < given[0][1]
-  return Reader(odd_record(), read, (str(folder / "x.tfrecord"),), right)
-
-
 @reader(1.5)
 def manifest(folder):
   """Manifests of whole records."""

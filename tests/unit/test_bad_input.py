@@ -4,7 +4,6 @@
 """
 
 import ast
-import codecs
 import functools
 import math
 import os
@@ -16,10 +15,7 @@ import numpy as np
 import pytest
 import runs
 import test_architecture
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 from samples import settings_of, write_config
-from test_text_files import is_plain
 
 import tokenization
 from checkpoints import checkpointing
@@ -29,22 +25,19 @@ from common.errors import DataError, UserError
 from common.tensorflow_v1 import tf
 from config import bert_config, deepspeed_json
 from config.pretraining import PretrainingConfig
-from corpus import text_files
 from finetuning import squad
 from gradients.distributed import Comm
 from model import huggingface_config
 from records import creation, data_set, record_shape
 from text_encoders import kinds
 from text_encoders.wordpiece import MAX_INPUT_CHARS_PER_WORD
-from tools import prepare_corpus, train_tokenizer
+from tools import train_tokenizer
 
 json_flags = functools.partial(deepspeed_json.flags_of, PretrainingConfig)
 MODULES = list(test_architecture.MODULES.values())
 
 
-# -----------------------------------------------------------------------------
-# No input is ever code
-# -----------------------------------------------------------------------------
+# No input is ever code --------------------------------------------------------
 
 _CODE_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 _CODE_FUNCTIONS = {"eval", "exec", "compile", "__import__"}
@@ -71,9 +64,7 @@ def test_no_module_runs_what_it_reads():
         assert safe, path
 
 
-# -----------------------------------------------------------------------------
-# JSON
-# -----------------------------------------------------------------------------
+# JSON -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -117,9 +108,7 @@ def test_a_users_own_file_is_not_called_damaged(tmp_path):
     json_files.read_own(str(path), "do this")
 
 
-# -----------------------------------------------------------------------------
-# Vocabularies and models
-# -----------------------------------------------------------------------------
+# Vocabularies and models ------------------------------------------------------
 
 
 def test_a_vocabulary_that_is_not_utf_8(tmp_path, letters):
@@ -177,9 +166,7 @@ def test_accents_without_end():
   assert time.monotonic() - began < 60  # minutes before
 
 
-# -----------------------------------------------------------------------------
-# Settings
-# -----------------------------------------------------------------------------
+# Settings ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -251,14 +238,7 @@ def test_an_empty_config_json_is_not_none(tmp_path):
     PretrainingConfig.from_flags(given)
 
 
-def test_languages_that_cannot_be():
-  with pytest.raises(DataError, match="--language=: must be an ISO 639-1"):
-    prepare_corpus.CorpusSettings("x", language="")
-
-
-# -----------------------------------------------------------------------------
-# Text
-# -----------------------------------------------------------------------------
+# Text -------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -274,16 +254,6 @@ def create(tmp_path, letters):
     return counts
 
   return make
-
-
-def test_utf_8_with_a_byte_order_mark(tmp_path):
-  """An empty first line is one, and the mark is no part of the first word."""
-  path = tmp_path / "t.txt"
-  path.write_bytes(codecs.BOM_UTF8 + b"\na\n")
-  pieces = text_files.split_into_pieces([str(path)])
-  batches = list(text_files.read_batches(*pieces, text_files.TextFormat()))
-  assert [b.sentences for b in batches] == [["", "a"], []]
-  assert sum(b.bytes for b in batches) == 6
 
 
 def test_a_line_of_10_megabytes(create):
@@ -311,37 +281,7 @@ def test_one_enormous_word(create, letter):
   assert counts["documents"] >= 2 and counts["text_bytes"] == len(data)
 
 
-@settings(deadline=None, max_examples=40)
-@given(
-  st.lists(
-    st.sampled_from(
-      [b"a b", b"\n", b"\0", b"\xff\xfe", b"\xed\xa0\x80", b"\xef\xbb\xbf",
-       b"\r", "\u2028\u0085".encode(), "中文".encode(), "é\u0301".encode(),
-       "a b".encode("utf-16")],
-    ) | st.binary(max_size=20),
-    min_size=1, max_size=30,
-  ).map(b"".join).filter(bool)
-)  # fmt: skip
-def test_any_bytes_as_text(tmp_path_factory, content):
-  """Refused exactly where Python decodes none, or a NUL is in it."""
-  assume(is_plain(content))
-  path = tmp_path_factory.getbasetemp() / "any.txt"
-  path.write_bytes(content)
-  try:
-    if b"\0" in content:
-      raise ValueError
-    want = content.decode("utf-8-sig").removesuffix("\n").split("\n")
-  except ValueError:
-    with pytest.raises(DataError, match="any.txt: line"):
-      list(text_files.read_lines([str(path)]))
-  else:
-    lines = list(text_files.read_lines([str(path)]))
-    assert lines == [line.strip() for line in want]
-
-
-# -----------------------------------------------------------------------------
-# Checkpoints
-# -----------------------------------------------------------------------------
+# Checkpoints ------------------------------------------------------------------
 
 
 @pytest.fixture

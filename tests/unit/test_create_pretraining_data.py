@@ -583,7 +583,6 @@ CUT = gzip.compress(PAIR, mtime=0)[:-6]
     ("t.txt", b"\n \n\n", {}, "no sentence"),
     ("t.txt", b"a b\nc d\n", {}, "one document of 2 sentences.*blank line"),
     ("t.txt.gz", CUT, {}, "not a whole gzip file"),
-    ("u.txt", b"\xff\xfea\0", {}, r"u\.txt: line 1: not text"),
     ("t.txt", PAIR, {"num_shards": 9}, "num_shards=9 is too many"),
     ("t.txt", PAIR, {"num_shards": 9, "num_workers": 2}, "too many"),
     ("t.txt", PAIR, {"vocab_file": None}, "name one vocabulary"),
@@ -664,33 +663,15 @@ def test_an_error_does_not_wait_for_other_workers(tmp_path):
   assert not multiprocessing.active_children()
 
 
-def test_a_worker_that_died_is_an_error_for_people():
-  """Who starts tasks looks for it: test_work_dir.py has the command."""
-  with pytest.raises(OSError, match="give fewer --num_workers"):
-    with Pool(2) as pool:
-      list(pool.map(os._exit, [3]))
-
-
 @pytest.mark.parametrize(
   "changes, words",
   [
     ({"max_seq_length": 7}, "max_seq_length=7: must be 8 to 65536"),
-    ({"max_seq_length": 10**9}, "max_seq_length=1000*: must be 8 to"),
     ({"max_predictions_per_seq": 99}, "seq=99: must be 1 to max_seq_length"),
     ({"examples_per_record": 33}, "examples_per_record=33: must be 1 to"),
-    ({"dupe_factor": 0}, "dupe_factor=0"),
-    ({"dupe_factor": 10**12}, "dupe_factor=1000000000000: must be 1 to"),
-    ({"masked_lm_prob": 0.0}, "masked_lm_prob=0.0"),
-    ({"masked_lm_prob": math.nan}, "masked_lm_prob=nan"),
-    ({"short_seq_prob": 1.1}, "short_seq_prob=1.1"),
-    ({"random_seed": -1}, "random_seed=-1"),
-    ({"random_seed": 1 << 64}, "random_seed=184.*: must be 0 to"),
-    ({"num_workers": 0}, "num_workers=0"),
     ({"num_workers": 10**6}, "num_workers=1000000: must be 1 to"),
-    ({"num_shards": 10**9}, "num_shards=1000000000: must be 1 to"),
     ({"prose": "True"}, "--prose=True: must be an ISO 639-1 code"),
     ({"output_file": ","}, "different files of one folder"),
-    ({"output_file": "x/"}, "different files of one folder"),
     ({"output_file": "x/a,y/b"}, "different files of one folder"),
     ({"output_file": "x,y,x"}, "different files of one folder"),
     ({"output_file": "x,x.result"}, "a name without the end"),

@@ -1,9 +1,7 @@
 """Corpus preparation on the user's own files; nothing is fetched."""
 
 import concurrent.futures
-import contextlib
 import gzip
-import itertools
 import json
 import os
 import subprocess
@@ -18,6 +16,7 @@ from common.errors import DataError, UserError
 from common.files import file_sha256
 from corpus import cleaning, documents, text_files
 from tests.support.samples import contents
+from tests.support.stopping import stopped_at_files
 from tools import prepare_corpus
 from workers import launchers, work_dir
 
@@ -119,17 +118,6 @@ def test_few_documents_are_cut(prepare):
   assert report[2].startswith("Only 1 document ")
   sizes = list(map(len, train + heldout))
   assert (len(sizes), sum(sizes), max(sizes)) == (7, 200, 32)
-
-
-def test_another_encoding(tmp_path, prepare):
-  text = "\n\n".join(f"Señor {i} está aquí." for i in range(30))
-  (tmp_path / "x.txt").write_bytes(text.encode("latin-1"))
-  corpus = f"{tmp_path}/x.txt"
-  with pytest.raises(DataError, match="x.txt: line 1: not text"):
-    prepare(corpus)
-  train, _, _ = prepare(corpus, encoding="latin-1")
-  sentences = [d[0] for d in train]
-  assert set(sentences) < set(text.split("\n\n")) and len(sentences) == 28
 
 
 @pytest.mark.parametrize(
@@ -292,32 +280,21 @@ def test_any_workers_write_the_same(tmp_path, prepare, mixed):
   share("together", 3, at_a_time=3)
 
 
-def test_stopped_at_any_file_it_goes_on_to_the_same(
-  tmp_path, prepare, mixed, monkeypatch
-):
+def test_stopped_at_any_file_it_goes_on_to_the_same(tmp_path, prepare, mixed):
   prepare(out="whole", **mixed)
   want = contents(tmp_path / "whole")
-  replace, left = os.replace, 0
-
-  def stop(source, place):
-    nonlocal left
-    left -= 1
-    if left == 0:
-      raise KeyboardInterrupt
-    replace(source, place)
-
-  monkeypatch.setattr(os, "replace", stop)
   mixed["corpus"] = f"{tmp_path}/a.jsonl"  # as it is, not written again
-  for calls in itertools.count(1, 67):
-    left = calls
-    with contextlib.suppress(KeyboardInterrupt):
-      prepare(**mixed)
-    if left > 0:
-      break
-    left = 0
+  for number in stopped_at_files(lambda _: prepare(**mixed), every=67):
     prepare(**mixed)
-    assert contents(tmp_path / "out") == want
-  assert calls > 100
+    assert contents(tmp_path / "out") == want, number
+  assert number > 100
+
+
+def test_messages_speak_of_the_flag_of_this_command(tmp_path, prepare, many):
+  (tmp_path / "out/train.txt.unfinished").mkdir(parents=True)
+  (tmp_path / "out/train.txt.unfinished/novel.txt").touch()
+  with pytest.raises(UserError, match="novel.txt, .* another --output_dir"):
+    prepare(many)
 
 
 def test_documents_without_text(tmp_path, prepare, monkeypatch):

@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import glob
+import json
 import os
 import signal
 import subprocess
@@ -13,29 +14,12 @@ import psutil
 import pytest
 import runs
 from samples import contents, create, write_documents
+from stopping import Stopped, stop_after, stopped_at_files
 
 from common import errors
 from corpus import text_files
 from records import creation, data_set, shards, token_store
 from workers import launchers, work_dir
-
-
-class Stopped(BaseException):
-  """Stands for the end of the process."""
-
-
-def stop_after(patch, module, name, calls):
-  """Lets `module.name` be called so often; then everything ends."""
-  original, left = getattr(module, name), [calls]
-
-  def counted(*arguments, **named):
-    left[0] -= 1
-    if left[0] < 0:
-      raise Stopped
-    return original(*arguments, **named)
-
-  patch.setattr(module, name, counted)
-  return left
 
 
 def stopped_at(settings, module, name, calls=0):
@@ -55,27 +39,33 @@ def many_pieces(monkeypatch):
 def test_stopped_at_any_file_it_goes_on_to_the_same_bytes(
   tmp_path, make, many_pieces
 ):
-  """Every file appears by os.replace, so that is where it is stopped."""
   small = dict(num_shards=3, dupe_factor=2)
   whole = make(out="whole", **small)
-  want = contents(tmp_path / "whole")
-  stops, kept = 0, set()
-  while True:
-    out = f"stopped{stops}"
-    with pytest.MonkeyPatch.context() as patch:
-      left = stop_after(patch, os, "replace", stops)
-      with contextlib.suppress(Stopped):
-        make(out=out, **small)
-    if left[0] >= 0:
-      break
-    again = make(out=out, **small)
-    assert contents(tmp_path / out) == want, f"stopped at file {stops}"
+  want, kept = contents(tmp_path / "whole"), []
+  for number in stopped_at_files(lambda n: make(out=f"stop{n}", **small)):
+    again = make(out=f"stop{number}", **small)
+    assert contents(tmp_path / f"stop{number}") == want, number
     assert again.manifest == whole.manifest
-    kept.add(again.kept)
-    stops += 1
-  assert stops > 25  # chunks, journal, shards, indexes, results, the moves
+    kept.append(again.kept)
+  assert len(kept) > 25  # chunks, journal, shards, indexes, results, the moves
   assert "" in kept and any("3 of 3 shards" in k for k in kept)
-  assert len(kept) == 5  # nothing; text with 0, 1, 2 and 3 shards
+  assert len(set(kept)) == 5  # nothing; text with 0, 1, 2 and 3 shards
+
+
+def test_unfinished_work_of_older_versions_is_resumed(settings_for):
+  """The plan of a version is in its plan.json: other names begin anew."""
+  settings = settings_for()
+  stopped_at(settings, data_set.Manifest, "save")
+  with open(f"{settings.work_folder}/0/plan.json") as f:
+    plan = json.load(f)
+  assert sorted(plan) == sorted(
+    "input_file output_file prose text_field encoding vocab_file "
+    "spm_model_file tokenizer_file do_lower_case objective cross_documents "
+    "do_whole_word_mask max_seq_length max_predictions_per_seq random_seed "
+    "dupe_factor masked_lm_prob short_seq_prob examples_per_record "
+    "dynamic_masks num_shards files tokenizer version".split()
+  )
+  assert plan["version"] == 4
 
 
 def test_other_settings_delete_what_was_made(
@@ -425,32 +415,41 @@ def test_the_same_command_helps(settings_for, monkeypatch):
   assert not os.path.exists(settings.work_folder)
 
 
-def test_launchers_are_known():
-  settings = launchers.WorkerSettings
-  horovod = {
-    "HOROVOD_RANK": "1", "HOROVOD_SIZE": "4", "HOROVOD_LOCAL_SIZE": "2",
-    "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1",
-    "HOROVOD_GLOO_RENDEZVOUS_PORT": "80",
-  }  # fmt: skip
-  step = {"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "7"}
-  array = {
-    "SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_TASK_MIN": "1",
-    "SLURM_ARRAY_TASK_COUNT": "16", "SLURM_ARRAY_JOB_ID": "6",
-  }  # fmt: skip
-  pod = {"JOB_COMPLETION_INDEX": "2", "HOSTNAME": "records-2"}
-  known = launchers.worker_of
-  assert known(settings(), horovod) == ("10.0.0.1:80", 1, 4, 2)
-  assert known(settings(), step) == ("7", 3, 8, 1)
-  assert known(settings(), step | array) == ("6", 4, 16, 1)
-  assert known(settings(), step | array | horovod)[0] == "10.0.0.1:80"
-  assert known(settings(workers=3), pod) == ("records", 2, 3, 1)
-  given = settings(workers=9, worker=8, run="x")
-  assert known(given, {}) == known(given, array) == ("x", 8, 9, 1)
-  assert known(settings(), {})[1:] == (0, 1, 1)
-  with pytest.raises(errors.UserError, match="must be 0 to 1"):
-    known(settings(workers=2, worker=2, run="x"), {})
-  with pytest.raises(errors.UserError, match="give all of them the same --run"):
-    known(settings(), {"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"})
+HOROVOD = {
+  "HOROVOD_RANK": "1", "HOROVOD_SIZE": "4", "HOROVOD_LOCAL_SIZE": "2",
+  "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1",
+  "HOROVOD_GLOO_RENDEZVOUS_PORT": "80",
+}  # fmt: skip
+STEP = {"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "7"}
+ARRAY = {
+  "SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_TASK_MIN": "1",
+  "SLURM_ARRAY_TASK_COUNT": "16", "SLURM_ARRAY_JOB_ID": "6",
+}  # fmt: skip
+POD = {"JOB_COMPLETION_INDEX": "2", "HOSTNAME": "records-2"}
+
+
+@pytest.mark.parametrize(
+  "flags, environ, want",
+  [
+    ({}, HOROVOD, ("10.0.0.1:80", 1, 4, 2)),
+    ({}, STEP, ("7", 3, 8, 1)),
+    ({}, STEP | ARRAY, ("6", 4, 16, 1)),
+    ({}, STEP | ARRAY | HOROVOD, ("10.0.0.1:80", 1, 4, 2)),
+    ({"workers": 3}, POD, ("records", 2, 3, 1)),
+    ({"workers": 9, "worker": 8, "run": "x"}, {}, ("x", 8, 9, 1)),
+    ({"workers": 9, "worker": 8, "run": "x"}, ARRAY, ("x", 8, 9, 1)),
+    ({"workers": 2, "worker": 2, "run": "x"}, {}, "must be 0 to 1"),
+    ({}, {"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"}, "all of them the same --"),
+  ],
+)
+def test_launchers_are_known(flags, environ, want):
+  settings = launchers.WorkerSettings(**flags)
+  if isinstance(want, tuple):
+    assert launchers.worker_of(settings, environ) == want
+  else:
+    with pytest.raises(errors.UserError, match=want):
+      launchers.worker_of(settings, environ)
+  assert launchers.worker_of(launchers.WorkerSettings(), {})[1:] == (0, 1, 1)
 
 
 def test_a_full_disk_can_be_freed(tmp_path, monkeypatch):
