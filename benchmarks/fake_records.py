@@ -1,7 +1,12 @@
 """Records of random tokens for benchmarks."""
 
-import numpy as np
+import os
 
+import numpy as np
+from absl import flags
+
+from benchmarks import measuring
+from config.bert_config import read_bert
 from records import data_set, tf_example, tfrecord
 
 
@@ -20,13 +25,27 @@ def write(
   """
   rng = np.random.default_rng(first_number or 0)
   with tfrecord.shard_writer(path) as writer:
-    for place in range(count):
+    for index in range(count):
       features = data_set.fake_features(
         rng, length, predictions, vocab_size, 1, predictions
       )
       if first_number is not None:
         for name in ("positions", "ids", "weights"):
           del features[f"masked_lm_{name}"]
-        features["input_ids"][0] = first_number + place
+        features["input_ids"][0] = first_number + index
       writer.write(tf_example.encode_example(features))
   return writer.info
+
+
+def model(default: str) -> str:
+  """The --bert_config_file, or the preset that is measured without it."""
+  return flags.FLAGS.bert_config_file or measuring.size(default, "tiny")
+
+
+def of_model(
+  folder: str, bert: str, count: int, length: int, predictions: int
+) -> str:
+  """Writes records for the vocabulary of a model; returns their path."""
+  path = os.path.join(folder, "fake.tfrecord")
+  write(path, count, length, predictions, read_bert(bert).vocab_size)
+  return path

@@ -8,6 +8,8 @@ import sys
 import time
 from collections.abc import Callable
 
+from absl import flags
+
 
 def run(command: list, **settings) -> str:
   """What a command prints, its messages last; this program ends if it fails."""
@@ -19,6 +21,11 @@ def run(command: list, **settings) -> str:
       f"{done.stderr[-3000:]}"
     )
   return done.stdout + done.stderr
+
+
+def size(usual, tiny):
+  """A size that the flag --tiny, which a benchmark has, makes small."""
+  return tiny if flags.FLAGS.tiny else usual
 
 
 def json_lines(text: str) -> list[dict]:
@@ -36,12 +43,12 @@ def show(line: dict) -> None:
 
 
 def tell(*words) -> None:
-  """What is for the person who waits."""
+  """Prints what is for the person who waits."""
   print(*words, file=sys.stderr, flush=True)
 
 
 def seconds_of(function: Callable) -> float:
-  """How long a call takes."""
+  """Seconds that a call takes."""
   began = time.perf_counter()
   function()
   return time.perf_counter() - began
@@ -49,13 +56,13 @@ def seconds_of(function: Callable) -> float:
 
 def in_turns(cases: dict[str, Callable], rounds: int) -> dict[str, list]:
   """Name -> what its function returned in each round, one after another."""
-  found: dict[str, list] = {name: [] for name in cases}
+  results: dict[str, list] = {name: [] for name in cases}
   for number in range(1, rounds + 1):
     for name, case in cases.items():
-      found[name].append(case())
-    newest = "  ".join(f"{name} {got[-1]:.3f}" for name, got in found.items())
+      results[name].append(case())
+    newest = "  ".join(f"{name} {got[-1]:.3f}" for name, got in results.items())
     tell(f"round {number}: {newest}")
-  return found
+  return results
 
 
 def median(values, digits: int = 4) -> float:
@@ -64,6 +71,6 @@ def median(values, digits: int = 4) -> float:
 
 
 def median_ratio(above: list, below: list, digits: int = 4) -> float:
-  """The median over rounds: what both have of a round is put in relation."""
+  """The median over rounds of the ratio in each round."""
   ratios = [a / b for a, b in zip(above, below, strict=True)]
   return median(ratios, digits)

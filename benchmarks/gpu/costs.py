@@ -9,12 +9,18 @@ units' peak, so that no machine is faster, and a good one takes twice that.
 import collections
 import math
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
+
+from benchmarks.gpu import placement
 
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%([\w.-]+) = (.+)$")
 _COMPUTATION = re.compile(r"^(ENTRY )?%([\w.-]+) \(")
 _SHAPE = re.compile(r"\b(pred|bf16|[fsu]\d\w*)\[([\d,]*)\]")
 _CALLED = re.compile(r"(?:calls|to_apply|body)=%([\w.-]+)")
+_TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+# They read as much of their first input as they write.
+_READ_PART = frozenset(["GatherV2", "Slice", "StridedSlice"])
 # They hand on what is in memory.
 _FREE = frozenset(
   "parameter constant tuple get-tuple-element bitcast after-all "
@@ -46,7 +52,7 @@ class Kernel(NamedTuple):
   library: str = ""  # that a matmul is called from, "triton" if XLA writes it
 
   def seconds(self, chip) -> float:
-    """At best, on a `chips.Chip`."""
+    """Seconds at best, on a `chips.Chip`."""
     peak = chip.flops.get(self.type, chip.flops["f32"])
     return max(self.bytes / chip.bandwidth, self.flops / peak)
 
@@ -97,23 +103,19 @@ class Module:
       elif current is not None and (found := _INSTRUCTION.match(line)):
         current[found.group(1)] = _instruction(found.group(2))
 
-  def kernels(self):
+  def kernels(self, computation: str | None = None) -> Iterator[Kernel]:
     """Every `Kernel` that a run launches, in order."""
-    return (kernel for _, kernel in self.launches())
-
-  def launches(self, computation: str | None = None):
-    """(instruction's name, `Kernel`) of every launch of a run, in order."""
     inside = self.computations[computation or self.entry]
-    for name, one in inside.items():
+    for one in inside.values():
       if one.opcode in _FREE:
         continue
       if one.opcode in ("call", "while"):
         trips = re.search(r'known_trip_count":\{"n":"(\d+)"', one.rest)
         for _ in range(int(trips.group(1)) if trips else 1):
           for called in one.called:
-            yield from self.launches(called)
+            yield from self.kernels(called)
       else:
-        yield name, self._kernel(one, inside)
+        yield self._kernel(one, inside)
 
   def _within(self, one, inside):
     """`one`, or for a fusion all that is in it: (instruction, computation)."""
@@ -168,8 +170,37 @@ def _matmul(one, inside) -> tuple:
   return kind, 2.0 * math.prod(one.shapes[0][1]) * depth
 
 
+def of_graph(placed: placement.Placement, modules: dict) -> Iterator[Kernel]:
+  """What a GPU runs in an update: programs, and TensorFlow's own kernels.
+
+  `modules`: function's name -> `Module` that XLA compiled.
+  """
+  compiled = {name: [*module.kernels()] for name, module in modules.items()}
+  for op in placed.launched:
+    if placement.is_program(op):
+      yield from compiled[op.get_attr("f").name]
+    else:
+      yield _op_kernel(op)
+
+
+def _op_kernel(op) -> Kernel:
+  read, written = (
+    [placement.size(t) for t in tensors] for tensors in (op.inputs, op.outputs)
+  )
+  if op.type in _READ_PART:
+    read[0] = written[0]
+  total = sum(read) + sum(written)
+  if op.type in ("MatMul", "BatchMatMulV2"):
+    left, out = op.inputs[0], op.outputs[0]
+    across = op.get_attr("transpose_a" if op.type == "MatMul" else "adj_x")
+    depth = left.shape.as_list()[-2 if across else -1]
+    flops = 2.0 * out.shape.num_elements() * depth
+    return Kernel(total, flops, _TYPES[left.dtype.name], "cublas")
+  return Kernel(total)
+
+
 def summary(kernels: list) -> dict:
-  """Of one JSON line."""
+  """Sums for one JSON line."""
   gemms = collections.Counter(
     f"{k.library} {k.type}" for k in kernels if k.library
   )

@@ -39,7 +39,6 @@ from benchmarks import measuring
 from common import errors
 
 FLAGS = flags.FLAGS
-_ROOT = str(pathlib.Path(__file__).parents[2])
 
 NIC = "eth0"  # Horovod wants one name on all hosts
 START_SECONDS = 20
@@ -108,6 +107,35 @@ UseDNS no
 MaxStartups 100
 """
 
+# Plain TCP: the receiver reads to the end, the sender prints Gbit/s.
+_RECEIVE = """
+import socket
+with socket.create_server(("", 5201)) as server:
+  server.settimeout(20)
+  connection, _ = server.accept()
+  while connection.recv(2**20):
+    pass
+"""
+_SEND = """
+import socket, sys, time
+give_up = time.monotonic() + 20
+while True:
+  try:
+    connection = socket.create_connection((sys.argv[1], 5201), timeout=20)
+    break
+  except OSError:
+    if time.monotonic() > give_up:
+      raise
+    time.sleep(0.05)
+zeros, sent, began = bytes(2**16), 0, time.perf_counter()
+while time.perf_counter() < began + float(sys.argv[2]):
+  connection.sendall(zeros)
+  sent += len(zeros)
+connection.shutdown(socket.SHUT_WR)
+connection.recv(1)  # returns when the receiver has closed it
+print(sent * 8 / (time.perf_counter() - began) / 1e9)
+"""
+
 
 def _call(*command: str) -> None:
   """Runs a command of the system; raises `UserError` with what it said."""
@@ -173,7 +201,7 @@ class _Node:
       f.write(text)
 
   def set_rate(self, device: str, gbit: float | None) -> None:
-    """Of what leaves by `device`."""
+    """Limits what leaves by `device`."""
     change = *self.enter("--net"), "tc", "qdisc", "replace", "dev", device
     if gbit is None:
       _call(*change, "root", "noqueue")
@@ -320,10 +348,9 @@ class Testbed:
 
   def measure(self, seconds: float = 1.0) -> float:
     """Gbit/s of plain TCP's payload from the last host to the first."""
-    tool = [sys.executable, "-m", "benchmarks.network.tcp_rate"]
-    with self.popen(tool, cwd=_ROOT):
-      to = [self.names[0], str(seconds)]
-      sent = self.run([*tool, *to], self.names[-1], cwd=_ROOT)
+    with self.popen([sys.executable, "-c", _RECEIVE]):
+      send = [sys.executable, "-c", _SEND, self.names[0], str(seconds)]
+      sent = self.run(send, self.names[-1])
     return round(float(sent.stdout), 3)
 
   def close(self) -> None:

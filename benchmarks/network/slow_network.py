@@ -7,9 +7,8 @@ Times benchmarks/step.py with BERT-Base (--step_flags has others) on two hosts
 of `hosts.py`, one thread and one micro-batch of 2 x 128 tokens each.
 Every case runs once a round, in turns, and is put in relation to `plain` of the
 same round: Horovod's optimizer as its documentation has it. Prints one JSON
-line a run, with what Horovod's timeline shows of the overlap, then medians as a
-table. --megabytes has lines of network/allreduce.py besides: with both
-`scaling_model` knows the machine.
+line a run, then medians as a table. --megabytes has lines of
+network/allreduce.py besides: with both `scaling_model` knows the machine.
 """
 
 import collections
@@ -17,13 +16,12 @@ import os
 import pathlib
 import shlex
 import sys
-import tempfile
 from typing import NamedTuple
 
 from absl import flags
 
 from benchmarks import measuring
-from benchmarks.network import hosts, overlap
+from benchmarks.network import hosts
 from common import errors
 
 FLAGS = flags.FLAGS
@@ -109,19 +107,13 @@ def launch(bed, words, **environment) -> list[dict]:
 
 
 def run(bed, case: Case) -> dict:
-  """What step.py and the timeline say of a case."""
+  """What step.py says of a case."""
   more = [
     f"--updates_per_round={FLAGS.updates}",
     *shlex.split(FLAGS.step_flags),
   ]
-  with tempfile.TemporaryDirectory() as folder:
-    timeline = os.path.join(folder, "timeline.json")
-    environment = {"HOROVOD_TIMELINE": timeline}
-    if case.cycle:
-      environment["HOROVOD_CYCLE_TIME"] = str(case.cycle)
-    (line,) = launch(bed, [*_STEP, *case.flags, *more], **environment)
-    if os.path.exists(timeline):  # a rank alone has none
-      line |= overlap.summary(timeline)
+  cycle = {"HOROVOD_CYCLE_TIME": str(case.cycle)} if case.cycle else {}
+  (line,) = launch(bed, [*_STEP, *case.flags, *more], **cycle)
   return line
 
 

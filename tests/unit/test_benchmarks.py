@@ -1,7 +1,6 @@
 """What the benchmarks count."""
 
 import json
-import os
 import subprocess
 import sys
 
@@ -13,9 +12,8 @@ import samples
 
 import mixed_precision
 import modeling
-from benchmarks import input as bench_input
+from benchmarks import reading
 from benchmarks import step as bench_step
-from benchmarks.network import overlap
 from common.tensorflow_v1 import tf
 from model import model_flops
 from records import record_shape
@@ -26,7 +24,7 @@ def test_model_flops_of_bert_base():
   bert = modeling.BertConfig(vocab_size=30522)
   shape = record_shape.RecordShape(128, 20, 30522, examples_per_record=3)
   matmuls = model_flops.pretraining(bert, mixed_precision.FP32, 8, shape)
-  read = 20 + 3  # places of the last layer that the heads read
+  read = 20 + 3  # positions of the last layer that the heads read
   weights = 11 * (4 * 768**2 + 2 * 768 * 3072) * 8 * 128
   weights += 2 * 768**2 * 8 * 128  # the last layer's keys and values
   weights += (2 * 768**2 + 2 * 768 * 3072) * 8 * read
@@ -75,46 +73,10 @@ def test_bench_step_prints_one_line(tiny_run):
   assert result["seconds_p10"] <= result["seconds_median"]
 
 
-@pytest.mark.slow
-def test_bench_input_prints_a_line_a_case(tiny_run):
-  reading, steps = printed(
-    "benchmarks.input", tiny_run, "--shuffle_block_records=10",
-    "--records_per_round=200", "--updates_per_round=2", "--rounds=4",
-    "--xla=off",
-  )  # fmt: skip
-  assert reading["shuffle_block_records"] == 10
-  assert reading["records_per_second"] > 100
-  assert steps["rounds"] == 4 and steps["examples_per_record"] == 1
-  low, high = steps["read_over_fixed_95"]
-  assert 0 < low <= steps["read_over_fixed"] <= high
-
-
 def test_the_interval_of_a_median():
   """Of 100 values the 41st and the 60th: binomial(100, 1/2) is 50 +- 10."""
-  got = bench_input.median_of("x", np.random.default_rng(0).permutation(100))
+  got = reading.median_of("x", np.random.default_rng(0).permutation(100))
   assert got == {"x": 49.5, "x_95": [40.0, 59.0]}
-
-
-@pytest.mark.slow
-def test_export_writes_a_module_and_what_its_parameters_are(tiny_run, tmp_path):
-  process = runs.launch(
-    [
-      "-m", "benchmarks.gpu.export_hlo", f"--bert_config_file={tiny_run[0]}",
-      "--max_seq_length=16", "--max_predictions_per_seq=3",
-      "--train_batch_size=2", f"--module={tmp_path}/step",
-    ]
-  )  # fmt: skip
-  assert process.returncode == 0, process.stderr[-3000:]
-  about = runs.read_json(tmp_path, "step.json")
-  names = [p["name"] for p in about["parameters"]]
-  assert names.index("input_ids") < names.index("global_step")
-  assert "bert/embeddings/word_embeddings/adam_v" in names
-  # The loss, and every variable but the one that is only read.
-  assert len(about["results"]) == 1 + len(names) - 8 - 1
-  assert about["results"][0] is None
-  read_only = set(range(8, len(names))) - set(about["results"])
-  assert [names[i] for i in read_only] == ["training_state/schedule_start"]
-  assert os.path.getsize(tmp_path / "step.hlo") > 10000
 
 
 @pytest.mark.slow
@@ -145,35 +107,3 @@ def test_finetune_step_answers_each_line(tmp_path, letters):
   for answer in answers:
     assert len(answer["seconds"]) == 2 and min(answer["seconds"]) > 0.0
     assert all(4 <= n <= 12 for n in answer["examples"])
-
-
-def test_overlap_reads_a_timeline(tmp_path):
-  """Two gradients; the first is reduced before the second is there."""
-  names = {1: "Accumulation_Allreduce/b", 2: "Accumulation_Allreduce/a"}
-  names[3] = "counts"
-  rows = [{"name": "process_name", "ph": "M", "pid": 0, "args": {"start": 1}}]
-  rows += [
-    {"name": "process_name", "ph": "M", "pid": pid, "args": {"name": name}}
-    for pid, name in names.items()
-  ]
-  for pid, name, start, end in (
-    (3, "ALLREDUCE", 0, 1),
-    (1, "NEGOTIATE_ALLREDUCE", 10, 20),
-    (1, "ALLREDUCE", 20, 60),
-    (1, "GLOO_ALLREDUCE", 20, 60),
-    (2, "NEGOTIATE_ALLREDUCE", 50, 70),
-    (2, "ALLREDUCE", 70, 90),
-  ):
-    rows.append({"name": name, "ph": "B", "pid": pid, "ts": start})
-    rows.append({"ph": "E", "pid": pid, "ts": end})
-  path = tmp_path / "timeline.json"
-  path.write_text(json.dumps(rows)[:-1] + ",\n")  # as Horovod leaves it
-  (update,) = overlap.updates(overlap.events(str(path)))
-  want = {
-    "before_last_gradient": 50e-6,
-    "all_reduce": 70e-6,
-    "after_last_gradient": 20e-6,
-    "tensors_started_early": 0.5,
-  }
-  assert update == pytest.approx(want)
-  assert np.isfinite(list(update.values())).all()

@@ -9,8 +9,7 @@ import pytest
 import runs
 
 import modeling
-from benchmarks import gpu_check, gpu_kernels
-from benchmarks.gpu import chips, costs, export_hlo, placement
+from benchmarks.gpu import check, chips, costs, hlo, placement
 from common.tensorflow_v1 import tf
 from gradients.distributed import Comm
 
@@ -38,7 +37,7 @@ def tiny(tmp_path):
 
 @pytest.mark.parametrize("mode", COUNTS)
 def test_what_a_gpu_launches_and_copies(tiny, mode):
-  line = gpu_kernels.count(dataclasses.replace(tiny, xla=mode), Comm())
+  line = check.count(dataclasses.replace(tiny, xla=mode), Comm())
   names = "launches programs to_device to_host without_kernel_in_layers"
   assert tuple(line[name] for name in names.split()) == COUNTS[mode]
   assert line["to_device_mb"] < 1
@@ -121,32 +120,32 @@ def test_costs_of_a_module():
 
 
 def test_a_module_without_copies():
-  program = export_hlo.hlo_pb2.HloModuleProto()
+  program = hlo.hlo_pb2.HloModuleProto()
   computation = program.computations.add(root_id=4)
   for number, opcode, operands in (
     (1, "parameter", []), (2, "copy", [1]), (3, "negate", [2]), (4, "copy", [3])
   ):  # fmt: skip
     computation.instructions.add(id=number, opcode=opcode, operand_ids=operands)
-  made = export_hlo.without_copies(program.SerializeToString())
-  (left,) = export_hlo.hlo_pb2.HloModuleProto.FromString(made).computations
+  made = hlo.without_copies(program.SerializeToString())
+  (left,) = hlo.hlo_pb2.HloModuleProto.FromString(made).computations
   assert [i.opcode for i in left.instructions] == ["parameter", "negate"]
   assert left.root_id == 3 and left.instructions[1].operand_ids == [1]
 
 
 def test_the_missing_environment_is_one_line(tmp_path):
-  with pytest.raises(gpu_check.UserError, match="pip install --no-deps -r"):
-    gpu_check.check_environment(str(tmp_path / "python"))
+  with pytest.raises(check.UserError, match="pip install --no-deps -r"):
+    check.check_environment(str(tmp_path / "python"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["step", "layers"])
 def test_bert_tiny_compiles_for_gpus(mode):
-  python = pathlib.Path(runs.ROOT, gpu_check.PYTHON)
+  python = pathlib.Path(runs.ROOT, check.PYTHON)
   if not python.exists():
-    pytest.skip(f"{gpu_check.PYTHON} is missing: benchmarks/gpu_check.py")
+    pytest.skip(f"{check.PYTHON} is missing: benchmarks/gpu/check.py")
   process = runs.launch(
     [
-      "-m", "benchmarks.gpu_check", "--bert_config_file=configs/bert_tiny.json",
+      "-m", "benchmarks.gpu.check", "--bert_config_file=configs/bert_tiny.json",
       "--gpus=h100,a100", "--max_seq_length=16",
       "--max_predictions_per_seq=3",
       "--train_batch_size=4", "--precision=bf16", f"--xla={mode}",

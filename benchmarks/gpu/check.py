@@ -1,38 +1,40 @@
-"""Compiles the training step for GPUs that need not be there; what it costs.
+"""What the training step would do on GPUs that need not be there.
 
-  python -m benchmarks.gpu_check --gpus=h100,h200,a100 \\
-    --bert_config_file=configs/bert_large.json --max_seq_length=512 \\
-    --train_batch_size=32 --precision=bf16 --xla=step
+  python -m benchmarks.gpu.check --count --bert_config_file=base \\
+    --train_batch_size=64 --max_seq_length=128 --precision=bf16
+  python -m benchmarks.gpu.check --gpus=h100,h200,a100 --xla=step \\
+    --bert_config_file=configs/bert_large.json --train_batch_size=32
 
-Takes every flag of run_pretraining.py. The graph is made here; XLA compiles it
-for each GPU in an environment of its own (1.9 GB), which the command tells how
-to make. `--xla=step` is one program of forward, backward and update, `layers`
-the pieces that XLA compiles and TensorFlow's ops in between.
+Takes every flag of run_pretraining.py; the graph is made here.
 
-Prints a JSON line for each GPU: whether it compiles, peak memory with donated
+--count lays it out over the kernels that TensorFlow's GPU wheel registers
+(kernels.txt), in each mode of --xla: a JSON line says which ops a GPU runs in
+an update of one micro-batch, and what crosses the bus. Under horovodrun it has
+the ops of several ranks. Status 1 if an op of a layer has no kernel.
+
+Without it XLA compiles the step for each GPU in an environment of its own (1.9
+GB), which the command tells how to make: `--xla=step` as one program, `layers`
+as the pieces between TensorFlow's ops. A JSON line has peak memory with donated
 weights or the launches, kernels, the bytes that they read and write, matmuls by
 type and library, and the examples/s that bandwidth and matmul peak allow.
 Nothing is tuned on a device and no time is measured: half of that speed is a
 good run.
 """
 
+import collections
+import dataclasses
 import os
 import pathlib
+import sys
 import tempfile
 
 from benchmarks import measuring
-from benchmarks.gpu import (
-  chips,
-  costs,
-  export_hlo,
-  placement,
-  programs,
-  training_graph,
-)
+from benchmarks.gpu import chips, costs, hlo, placement, training_graph
 from common import settings
 from common.console import tell
 from common.errors import UserError
 from common.tensorflow_v1 import tf
+from config import execution
 from config.pretraining import PretrainingConfig
 from gradients import distributed
 from model import model_flops
@@ -40,7 +42,7 @@ from records import record_shape
 
 FLAGS = tf.flags.FLAGS
 PYTHON = ".build/gpu_check/bin/python"
-COMPILE = pathlib.Path(__file__).with_name("gpu") / "compile_hlo.py"
+COMPILE = pathlib.Path(__file__).with_name("compile_hlo.py")
 # XLA pads the vocabulary, and makes a matmul of its bias' gradient.
 _FLOPS_TOLERANCE = 0.005
 
@@ -51,7 +53,7 @@ def check_environment(python: str) -> None:
     raise UserError(
       f"{python} is missing, which compiles for GPUs (1.9 GB): python -m venv "
       ".build/gpu_check && .build/gpu_check/bin/pip install --no-deps -r "
-      "benchmarks/gpu/requirements-gpu-check.txt"
+      "benchmarks/gpu/requirements-check.txt"
     )
 
 
@@ -81,7 +83,7 @@ class Step:
 
   def __init__(self, config: PretrainingConfig):
     with training_graph.beside_gpu():
-      self.modules = {"step": export_hlo.export(config)[0]}
+      self.modules = {"step": hlo.whole_step(config)}
 
   def describe(self, lines: dict) -> tuple[list, dict]:
     """Kernels, and what else a line says."""
@@ -98,12 +100,12 @@ class Layers:
   def __init__(self, config: PretrainingConfig):
     fetches = training_graph.build(config, distributed.Comm())
     self._placed = placement.Placement(fetches)
-    self.modules = programs.export(self._placed)
+    self.modules = hlo.programs(self._placed)
 
   def describe(self, lines: dict) -> tuple[list, dict]:
     """Kernels, and what else a line says."""
     modules = {n: costs.Module(line["text"]) for n, line in lines.items()}
-    return [*programs.kernels(self._placed, modules)], {
+    return [*costs.of_graph(self._placed, modules)], {
       "launches": len(self._placed.launched),
       "programs": sum(map(placement.is_program, self._placed.launched)),
       "different_programs": len(modules),
@@ -130,8 +132,56 @@ def describe(case, chip: chips.Chip, flops: float, size: int) -> dict:
   }
 
 
+def count(config: PretrainingConfig, comm) -> dict:
+  """What a GPU launches and copies in a micro-batch, for one JSON line."""
+  placed = placement.Placement(training_graph.build(config, comm))
+  missing = collections.Counter(
+    f"{op.type} {op.inputs[0].dtype.name if op.inputs else ''}".strip()
+    for op in placed.without_kernel
+  )
+  megabytes = {
+    name: round(sum(map(placement.size, tensors)) / 1e6, 1)
+    for name, tensors in (
+      ("to_device_mb", placed.to_device), ("to_host_mb", placed.to_host)
+    )
+  }  # fmt: skip
+  return {
+    "micro_batch": config.train_batch_size,
+    "seq_length": record_shape.of_run(config.input_file, config).max_seq_length,
+    "xla": config.xla,
+    "precision": config.precision,
+    "optimizer": config.optimizer.optimizer,
+    "ranks": comm.size,
+    "zero": config.allreduce.zero,
+    "launches": len(placed.launched),
+    "programs": sum(map(placement.is_program, placed.launched)),
+    "to_device": len(placed.to_device),
+    "to_host": len(placed.to_host),
+    **megabytes,
+    "without_kernel": dict(missing.most_common()),
+    "without_kernel_in_layers": len(placed.per_layer()),
+  }
+
+
+def count_modes(config: PretrainingConfig) -> None:
+  """Prints a line for each mode of --xla."""
+  comm = distributed.init(config.num_threads, config.tensor_parallel)
+  lacking = 0
+  for mode in (m for m in execution.MODES if m != "auto"):
+    line = count(dataclasses.replace(config, xla=mode), comm)
+    lacking += line["without_kernel_in_layers"]
+    if comm.is_root:
+      name = os.path.basename(FLAGS.bert_config_file)
+      measuring.show({"bert_config": name, **line})
+  if lacking:
+    sys.exit("error: ops of layers have no GPU kernel: see without_kernel")
+
+
 def main(_) -> None:
   config = PretrainingConfig.from_flags(FLAGS)
+  if FLAGS.count:
+    count_modes(config)
+    return
   check_environment(FLAGS.python)
   shape = record_shape.of_run(config.input_file, config)
   size = config.train_batch_size
@@ -157,6 +207,7 @@ def main(_) -> None:
 
 if __name__ == "__main__":
   settings.define_flags(PretrainingConfig)
-  tf.flags.DEFINE_list("gpus", ["h100"], f"Of {', '.join(chips.CHIPS)}.")
-  tf.flags.DEFINE_string("python", PYTHON, "Of the environment that compiles.")
+  tf.flags.DEFINE_bool("count", False, "Count ops and copies, in all modes.")
+  tf.flags.DEFINE_list("gpus", ["h100"], f"Some of {', '.join(chips.CHIPS)}.")
+  tf.flags.DEFINE_string("python", PYTHON, "The environment that compiles.")
   training_graph.run_main(main)

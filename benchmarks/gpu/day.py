@@ -1,8 +1,8 @@
 """What to check and measure on a machine with an NVIDIA GPU, in ten minutes.
 
-  python -m benchmarks.gpu_day --output=gpu_day.jsonl
+  python -m benchmarks.gpu.day --output=gpu_day.jsonl
 
-Runs with the Python that starts it; benchmarks/gpu_day.sh makes an environment
+Runs with the Python that starts it; benchmarks/gpu/day.sh makes an environment
 before. In order of value: the GPU is there and computes; losses and gradient
 norms beside the CPU's, in every precision and mode; kernels' tests; runs that
 are repeated, resumed, and on two ranks; speeds beside transformers'; real runs
@@ -31,8 +31,7 @@ from typing import NamedTuple
 from absl import app, flags
 
 from benchmarks import fake_records, measuring
-from benchmarks.gpu import chips
-from benchmarks.peers import compare_transformers, turns
+from benchmarks.peers import compare, turns
 from checkpoints import metrics
 from common import json_files
 from common.nvidia import visible_gpus
@@ -41,7 +40,6 @@ from config.bert_config import read_bert
 from training.next_steps import python
 
 FLAGS = flags.FLAGS
-PREDICTED = "benchmarks/results/gpu_check.jsonl"
 WORK_DIR = "runs/gpu_day"
 # Of a loss or a norm from float32's on the CPU, over the first updates.
 TOLERANCE = {"fp32": 2e-3, "tf32": 1e-2, "bf16": 3e-2, "fp16": 2e-2}
@@ -150,8 +148,34 @@ def train(
 
 def device() -> dict:
   """TensorFlow sees the GPU, multiplies on it, and XLA compiles for it."""
-  printed = command([sys.executable, "-m", "benchmarks.gpu.device"])
+  printed = command([sys.executable, "-m", "benchmarks.gpu.day", "--device"])
   return measuring.json_lines(printed)[-1]
+
+
+def matmul_rates() -> dict:
+  """TFLOP/s of bf16 products on the GPU; a CPU will do where there is none."""
+  from common.tensorflow_v1 import tf
+
+  devices = tf.config.list_physical_devices("GPU")
+  if gpus() and not devices:
+    sys.exit("TensorFlow sees no GPU: TF_CPP_MIN_LOG_LEVEL=0 says why")
+  size, repeats = 8192 if devices else 256, 50
+  line = {"tensorflow": tf.__version__}
+  for name, jit in (("tflops", False), ("tflops_xla", True)):
+    with tf.Graph().as_default(), tf.Session() as session:
+      a = tf.Variable(tf.random.normal([size, size], dtype=tf.bfloat16))
+
+      def chain(b, a=a):
+        for _ in range(repeats):  # each waits for the one before
+          b = tf.matmul(a, b) * tf.constant(0.01, tf.bfloat16)
+        return tf.reduce_sum(tf.cast(b, tf.float32))
+
+      done = (tf.function(chain, jit_compile=True) if jit else chain)(a)
+      session.run(tf.global_variables_initializer())
+      run = functools.partial(session.run, done)
+      seconds = min(measuring.seconds_of(run) for _ in range(6)) / repeats
+    line[name] = round(2 * size**3 / seconds / 1e12, 3)
+  return line
 
 
 def unit_tests(name: str) -> dict:
@@ -190,7 +214,7 @@ def on_cpu(kind: str) -> list[dict]:
     return train(name, kind, xla="off")
 
 
-def compare(precision: str, mode: str, kind="rows") -> dict:
+def beside_cpu(precision: str, mode: str, kind="rows") -> dict:
   """Updates in a precision and mode beside the CPU's in float32."""
   name = f"{precision}_{mode}_{kind}"
   given = {"precision": precision, "xla": mode}
@@ -268,25 +292,6 @@ def fine_tune() -> dict:
   return json_files.read(os.path.join(tuned, "eval_results.json"))
 
 
-def out_of_memory() -> dict:
-  """What a run says that does not fit."""
-  given = shape("bert_large", 512, 2048)
-  training = python(
-    "run_pretraining.py", do_train=True, input_file=fake(given),
-    output_dir=path("too_large"), precision="bf16", num_train_steps=1,
-    num_warmup_steps=0, **given,
-  )  # fmt: skip
-  try:
-    command(training)
-  except Failed as e:
-    if "out of memory" not in str(e):
-      raise
-    return {"says": str(e)}
-  if FLAGS.tiny:
-    return {"left_out": "a small model fits"}
-  raise Failed("it fits: nothing was said")
-
-
 # Is it fast? ------------------------------------------------------------------
 
 
@@ -325,12 +330,12 @@ def theirs(model: str, length: int, batch: int, *words: str) -> list[str]:
   folder = path(f"transformers_{model}_{length}")
   os.makedirs(folder, exist_ok=True)
   bert = read_bert(given["bert_config_file"])
-  compare_transformers.write_models(bert, length, folder)
+  compare.write_models(bert, length, folder)
   return [
-    FLAGS.transformers_python, "benchmarks/peers/transformers_step.py",
+    FLAGS.transformers_python, compare.TRANSFORMERS_SIDE, "--task=step",
     f"--model={folder}", "--precision=bf16",
     f"--batch={given['train_batch_size']}",
-    f"--seq_length={given['max_seq_length']}",
+    f"--max_seq_length={given['max_seq_length']}",
     f"--predictions={given['max_predictions_per_seq']}", *words,
   ]  # fmt: skip
 
@@ -394,29 +399,7 @@ def speed(of_shape: tuple, names: tuple, rounds: int = 5) -> dict:
     }
   if not running:
     raise Failed("none was ready: see the log")
-  about = {"predicted": predicted_rate(of_shape), "ready_seconds": compiled}
-  return {**shape(*of_shape), **about, **lines}
-
-
-def predicted_rate(of_shape: tuple) -> float | None:
-  """The roofline in `step` of gpu_check.jsonl's newest line for this GPU."""
-  name = " ".join(gpus()[:1]).lower()
-  given = shape(*of_shape)
-  wanted = {
-    "gpu": next((chip for chip in chips.CHIPS if chip in name), None),
-    "bert_config": os.path.basename(given["bert_config_file"]),
-    "micro_batch": given["train_batch_size"],
-    "seq_length": given["max_seq_length"],
-    "precision": "bf16",
-    "xla": "step",
-    "deterministic": False,
-  }
-  rate = None
-  for line in json_files.read_lines(PREDICTED):
-    line = {"deterministic": False, **line}
-    if wanted.items() <= line.items():
-      rate = line.get("roofline_examples_per_second")
-  return rate
+  return {**shape(*of_shape), "ready_seconds": compiled, **lines}
 
 
 def real_run(model: str, length: int, batch: int, **how) -> dict:
@@ -462,7 +445,7 @@ def reading() -> dict:
   """Records/s of the input pipeline."""
   given = shape(*BASE_128)
   given["input_file"] = fake(given)
-  words = python("benchmarks.input", updates_per_round=0, rounds=5, **given)
+  words = python("benchmarks.measure", "input", **given)
   return measuring.json_lines(command(words))[-1]
 
 
@@ -485,7 +468,7 @@ TESTED_LATER = ("modeling", "jit")  # they take minutes
 def comparisons(cases) -> dict[str, Item]:
   """Name -> item of each (precision, mode, kind of records)."""
   return {
-    " ".join(case): Item(functools.partial(compare, *case)) for case in cases
+    " ".join(case): Item(functools.partial(beside_cpu, *case)) for case in cases
   }
 
 
@@ -546,7 +529,6 @@ def items() -> dict[str, Item]:
     **runs,
     "reading": Item(reading, alone=True),
     **speeds,
-    "out of memory": Item(out_of_memory, alone=True),
     "largest": Item(do(largest, "bert_large", 512), 300, alone=True),
     **tests(TESTED_LATER),
     **comparisons(rest),
@@ -575,13 +557,17 @@ def line_of(name: str, item: Item) -> dict | None:
 
 
 def main(_) -> None:
+  if FLAGS.device:
+    measuring.show(matmul_rates())
+    return
   os.makedirs(path("logs"), exist_ok=True)
   done = {line["item"]: line for line in json_files.read_lines(FLAGS.output)}
   if not gpus() and not FLAGS.tiny:
     sys.exit("no NVIDIA GPU is seen (nvidia-smi): --tiny tries it on a CPU")
   if not os.path.exists(path("packed")):
     done.pop("records", None)
-  todo = {name: item for name, item in items().items() if name not in done}
+  chosen = FLAGS.only or items()
+  todo = {n: i for n, i in items().items() if n in chosen and n not in done}
   with concurrent.futures.ThreadPoolExecutor(FLAGS.side_by_side) as pool:
     by_kind = itertools.groupby(todo.items(), lambda pair: pair[1].alone)
     for alone, group in by_kind:
@@ -605,5 +591,7 @@ if __name__ == "__main__":
   flags.DEFINE_string(
     "transformers_python", sys.executable, "Python that has transformers."
   )
+  flags.DEFINE_list("only", [], "Items to do. Default: all.")
+  flags.DEFINE_bool("device", False, "Measure products only: one JSON line.")
   flags.DEFINE_bool("tiny", False, "A small model, on any device.")
   app.run(main)
