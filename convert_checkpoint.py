@@ -185,7 +185,7 @@ def report(model: Model, settings: Settings, files: list[str]) -> list[str]:
   converted = [f"{part}: {n} weights" for part, n in counts.items()]
   converted += [f"{name} (not BERT's, kept)" for name in sorted(others)]
   lacking = parts - counts.keys()
-  missing = [part for part in weights.PARTS[:5] if part in lacking]
+  missing = [part for part in weights.PRETRAINED_PARTS if part in lacking]
   if not source.vocabulary:
     missing.append(
       f"the vocabulary (give {kinds.VOCABULARY_FLAGS} for a tokenizer)"

@@ -53,8 +53,8 @@ __all__ = [
   "BertConfig", "BertModel", "Logits", "PretrainingBatch", "PretrainingSums",
   "assert_rank", "attention_layer", "count_examples",
   "create_attention_mask_from_input_mask", "create_initializer", "dropout",
-  "embedding_lookup",
-  "embedding_postprocessor", "gather_indexes", "gelu", "get_activation",
+  "embedding_lookup", "embedding_postprocessor", "finetuning_loss",
+  "finetuning_sums", "gather_indexes", "gelu", "get_activation",
   "get_assignment_map_from_checkpoint", "get_masked_lm_output",
   "get_next_sentence_output", "get_shape_list", "head_features", "layer_norm",
   "layer_norm_and_dropout", "masked_lm_logits", "next_sentence_logits",
@@ -508,8 +508,20 @@ def _predictions(batch):
 
 def _weighted_sums(logits, labels, weights, policy):
   weights = tf.reshape(weights, [-1])
-  losses, correct = logits.losses_and_correct(labels, policy)
-  return map(tf.reduce_sum, (weights * losses, weights * correct, weights))
+  return weighted_sums(*logits.losses_and_correct(labels, policy), weights)
+
+
+def weighted_sums(losses, correct, weights):
+  """float32 scalars: the weighted losses and right predictions; the weights.
+
+  All are of one shape, or `correct` is None, and so is its sum.
+  """
+  loss = weights * losses
+  right = None if correct is None else weights * correct
+  loss = tf.reduce_sum(loss)
+  if right is not None:
+    right = tf.reduce_sum(right)
+  return loss, right, tf.reduce_sum(weights)
 
 
 def pretraining_model(
@@ -580,6 +592,39 @@ def pretraining_loss(sums: PretrainingSums, weights: tf.Tensor) -> tf.Tensor:
     if sums.next_sentence_loss is not None:
       loss += sums.next_sentence_loss / examples
     return loss
+
+
+class FinetuningSums(NamedTuple):
+  """float32 scalars, weighted sums over a micro-batch of a task's examples."""
+
+  loss: tf.Tensor
+  weights: tf.Tensor
+  examples: tf.Tensor
+  tokens: tf.Tensor  # input tokens that are not padding
+  correct: tf.Tensor | None = None  # None if predictions are numbers
+
+  by_name = PretrainingSums.by_name
+
+
+def finetuning_sums(losses, correct, batch) -> FinetuningSums:
+  """A head's sums: losses and correct are float32 [B, E], of a packed batch."""
+  loss, right, weight = weighted_sums(losses, correct, batch.weights)
+  # A row that only fills up the batch has no example, so no tokens.
+  is_row = tf.cast(batch.weights[:, :1] > 0, tf.float32)
+  tokens = tf.cast(batch.input_mask > 0, tf.float32) * is_row
+  examples = tf.cast(batch.weights > 0, tf.float32)
+  return FinetuningSums(
+    loss, weight, tf.reduce_sum(examples), tf.reduce_sum(tokens), right
+  )
+
+
+def finetuning_loss(sums: FinetuningSums, weight: tf.Tensor) -> tf.Tensor:
+  """A micro-batch's share of the mean loss, as `pretraining_loss`.
+
+  `weight`, float32 scalar, is the sum of the global batch's weights.
+  """
+  with tf.name_scope("loss"):
+    return sums.loss / tf.maximum(weight, 1.0)
 
 
 def get_assignment_map_from_checkpoint(tvars, init_checkpoint):

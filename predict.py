@@ -21,13 +21,14 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from common import input_files
 from common.console import tell
 from common.errors import DataError, UserError
 from common.settings import in_group, run_with, setting
 from corpus import text_files
+from finetuning.behaviour import Input
 from interop import model_source, predictions
 
 _input, _output = in_group("Input"), in_group("Output")
@@ -61,39 +62,40 @@ class Settings:
 
 def check_inputs(settings: Settings, texts: Sequence[str]) -> None:
   """`UserError` for inputs that contradict each other, or half a question."""
-  given = [settings.question, settings.context]
-  asked = given != [None, None]
-  if asked + bool(texts) + (settings.input is not None) > 1:
+  question = (settings.question, settings.context)
+  has_question = question != (None, None)
+  if has_question + bool(texts) + (settings.input is not None) > 1:
     raise UserError(
       "give texts as arguments, --input, or --question with --context: one of "
       "these"
     )
-  if asked and not all(text and text.strip() for text in given):
+  if has_question and not all(text and text.strip() for text in question):
     raise UserError("give both --question and --context, not empty")
   if settings.input not in (None, "-") and not os.path.exists(settings.input):
     raise UserError(f"--input={settings.input}: there is no such file")
 
 
 def read_inputs(
-  settings: Settings, texts: Sequence[str], reads: str | None = None
-) -> Iterator[predictions.Input]:
+  settings: Settings, texts: Sequence[str], parse: Callable[[str], Input]
+) -> Iterator[Input]:
   """Inputs of checked flags, arguments or a file; `UserError` for none."""
   if settings.question is not None:
-    yield predictions.Input(settings.question, settings.context)
+    yield Input(settings.question, settings.context)
     return
   path = settings.input or "-"
   name = "standard input" if path == "-" else path
   lines = texts or _lines(path, name)
   what = "text" if texts else f"{name}: line"
-  found = False
+  is_empty = True
   for number, line in enumerate(lines, 1):
+    # An empty argument is a mistake, an empty line of a file separates.
     if texts or line.strip():
-      found = True
+      is_empty = False
       try:
-        yield predictions.parse_line(line, reads)
+        yield parse(line)
       except DataError as e:
         raise DataError(f"{what} {number}: {e}") from e
-  if not found:
+  if is_empty:
     raise UserError(f"{name}: there is no text in it")
 
 
@@ -116,24 +118,24 @@ def main(settings: Settings, name: str, *texts: str) -> None:
   predictor = predictions.Predictor(
     model, source, settings.top_k, settings.embedding, settings.max_seq_length
   )
-  lines = source.lines()
+  notes = source.lines()
   if not settings.max_seq_length and "max_seq_length" not in source.task:
-    lines.append(
+    notes.append(
       f"{source.path}: nothing says how long its texts were: assumed "
       f"--max_seq_length={source.max_seq_length}"
     )
-  tell(*lines)
-  inputs = read_inputs(settings, texts, predictor.reads)
+  tell(*notes)
+  inputs = read_inputs(settings, texts, predictor.parse)
   typed = not (texts or settings.question) and (
     settings.input in (None, "-") and sys.stdin.isatty()
   )
   if typed:
     tell("type a text and Enter; Ctrl-D ends")
+  # Who types waits for each answer; a file's lines share the graph's runs.
   at_once = 1 if typed else _AT_ONCE
   while group := list(itertools.islice(inputs, at_once)):
-    for made in predictor.predict(group):
-      lines = predictions.as_lines(made)
-      print(*([json.dumps(made)] if settings.json else lines), sep="\n")
+    for answer, lines in predictor.predict(group):
+      print(*([json.dumps(answer)] if settings.json else lines), sep="\n")
   model.close()
 
 

@@ -193,7 +193,9 @@ def train_google_bert(arm: dict, config: str, seed: int, folder: str) -> dict:
     "vocab_file": text_file("vocab.txt"), "random_seed": seed, **lengths,
     **arm.get("records", {}),
   }  # fmt: skip
-  run([*script("create_pretraining_data.py"), *next_steps.given(making)], log)
+  run(
+    [*script("create_pretraining_data.py"), *next_steps.flag_words(making)], log
+  )
   seconds = []
   for steps in (1, given["num_train_steps"]):
     shutil.rmtree(f"{folder}/run", ignore_errors=True)  # it would resume
@@ -201,7 +203,7 @@ def train_google_bert(arm: dict, config: str, seed: int, folder: str) -> dict:
       "input_file": made, "output_dir": f"{folder}/run", "do_train": True,
       "bert_config_file": config, **given, "num_train_steps": steps,
     }  # fmt: skip
-    command = [*script("run_pretraining.py"), *next_steps.given(training)]
+    command = [*script("run_pretraining.py"), *next_steps.flag_words(training)]
     seconds.append(run(command, log))
   shutil.copy(config, f"{folder}/run")
   return {

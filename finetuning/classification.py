@@ -10,11 +10,14 @@ import numpy as np
 from scipy import special
 
 from checkpoints.metrics import BestBy
+from common import tensorflow_v1 as later
 from common.errors import DataError, UserError
 from common.settings import in_group
-from finetuning import metrics, packed, tables, windows
+from finetuning import metrics, packed, tables
+from finetuning.behaviour import PAIR, TextBehaviour, by_share, text_and_shares
 from finetuning.labels import LabelledTask, as_number
 from finetuning.task import FinetuningConfig
+from finetuning.windows import encode_pair, pair_length
 from model import tasks
 
 _data = in_group("Data")
@@ -205,27 +208,32 @@ class Classification(LabelledTask):
     dtype = np.float32 if self._is_regression else np.int32
     return packed.PackedSource(path, examples, self.config, dtype, cut)
 
-  def _targets(self, path: str, rows, part: str) -> list:
-    """Each row's number: of its label, or for a regression its label."""
+  def _targets(self, path: str, rows, part: str) -> list[float]:
+    """For each row the head's row of its label, or a regression's number."""
     if part == "predict":
       return [0] * len(rows)
     name, targets = self._table.label, []
     labels = tables.column(path, rows, name, may_be_empty=False)
-    number_of = _finite_number if self._is_regression else self.row_of
     for row, label in zip(rows, labels, strict=True):
-      targets.append(number_of(label, f"{path}: line {row.line}: {name}"))
+      where = f"{path}: line {row.line}: {name}"
+      if not self._is_regression:
+        targets.append(self.row_of(label, where))
+        continue
+      number = as_number(label)
+      if not math.isfinite(number):
+        raise DataError(f"{where} is {label!r}, not a finite number")
+      targets.append(number)
     return targets
 
   def head(self, batch, is_training, dropout_seed=None):
-    from finetuning import heads  # it loads TensorFlow
-
-    return heads.classification(
+    return text_head(
       batch, self.outputs, self.config, is_training, dropout_seed
     )
 
   def _logits(self, source, outputs) -> np.ndarray:
     """float32 [examples, labels]"""
-    return outputs["logits"][source.places.row, source.places.slot]
+    slots = source.slots_of_examples
+    return outputs["logits"][slots.row, slots.slot]
 
   def results(self, source, outputs):
     logits = self._logits(source, outputs)
@@ -259,26 +267,81 @@ class Classification(LabelledTask):
     return {"labels": self.labels, **self.config.describe_table()}
 
 
-def _finite_number(text: str, place: str) -> float:
-  number = as_number(text)
-  if not math.isfinite(number):
-    raise DataError(f"{place} is {text!r}, not a finite number")
-  return number
+def text_head(
+  batch,
+  labels: int,
+  config: FinetuningConfig,
+  is_training: bool,
+  dropout_seed=None,
+):
+  """`heads.HeadOutput` of each example's label, or number if `labels` is 1.
 
-
-def pair_length(a, b=None) -> int:
-  """Tokens of `encode_pair` if it cuts nothing."""
-  return len(a) + 2 + (0 if b is None else len(b) + 1)
-
-
-def encode_pair(tokenizer, max_seq_length: int, a, b=None) -> tuple:
-  """`windows.join` of int [tokens] arrays, cut to the length.
-
-  The longer text of a pair loses its end, token by token, as in google/bert.
+  Outputs "logits", float32 [B, E, labels].
   """
-  if b is None:
-    return windows.join(tokenizer, a[: max_seq_length - 2])
-  room = max_seq_length - 3
-  # Where the longer text (b, if they are equal) loses one token at a time.
-  keep_b = min(len(b), max(room // 2, room - len(a)))
-  return windows.join(tokenizer, a[: room - keep_b], b[:keep_b])
+  from finetuning import heads  # these load TensorFlow
+  from model import layers
+
+  tf, settings = later.tf, (config, is_training, dropout_seed)
+  # The last layer is computed only where the pooler reads.
+  rows = layers.get_shape_list(batch.input_ids)[0]
+  model = heads.encode(batch, *settings, places=tf.zeros([rows, 0], tf.int32))
+  matmul, bias = heads.trained_label_logits(
+    tasks.LABELS, model.get_pooled_output(), labels, *settings
+  )
+  shape = layers.get_shape_list(batch.weights)
+  logits = tf.cast(matmul, tf.float32) + bias
+  targets, correct = tf.reshape(batch.targets, [-1]), None
+  if labels == 1:
+    losses = tf.square(logits[:, 0] - targets)
+  else:
+    losses, correct = tf.unstack(
+      heads.losses_and_correct(matmul, bias, targets, config)
+    )
+    correct = tf.reshape(correct, shape)
+  logits = tf.reshape(logits, [*shape, labels])
+  return heads.HeadOutput(
+    tf.reshape(losses, shape), correct, {"logits": logits}
+  )
+
+
+# Answers ----------------------------------------------------------------------
+
+
+class LabelBehaviour(TextBehaviour):
+  """Names the label of a text or pair, or for a regression its number."""
+
+  head = tasks.LABELS
+  # Training and evaluation read [MASK] as text.
+  sees_masks = False
+
+  def outputs(self, encoder):
+    logits = encoder.label_logits(self.head)
+    if encoder.labels == 1:
+      return {"logits": logits}
+    return {"logits": logits, "probabilities": later.tf.nn.softmax(logits)}
+
+  def encode(self, one, context):
+    columns = context.task.get("columns")
+    if columns and (one.pair is None) != (columns["text_pair"] is None):
+      wanted = "pairs" if columns["text_pair"] else "single texts"
+      raise UserError(
+        f"{one.text[:60]!r}: this model was trained on {wanted}; a tab or "
+        f"{PAIR} makes a pair"
+      )
+    return super().encode(one, context)
+
+  def answer(self, ids, outputs, context):
+    if "probabilities" not in outputs:
+      return {"value": float(outputs["logits"][0])}
+    shares = outputs["probabilities"]
+    names = context.labels(len(shares))
+    return {
+      "label": names[int(np.argmax(shares))],
+      "probabilities": dict(zip(names, shares.tolist(), strict=True)),
+    }
+
+  def answer_lines(self, answer):
+    if "value" in answer:
+      return [f"{answer['value']:.4f}"]
+    pairs = by_share(answer["probabilities"].items())
+    return [text_and_shares(pairs)]

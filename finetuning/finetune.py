@@ -11,6 +11,7 @@ import numpy as np
 
 import input_pipeline
 import mixed_precision
+import modeling
 import optimization
 from checkpoints import checkpointing
 from common import console
@@ -121,19 +122,9 @@ def training_step(
   def forward_and_backward():
     batch = micro.batch
     head = task.head(batch, True, dropout_seed)
-    loss = tf.reduce_sum(head.losses * batch.weights)
-    real_rows = tf.cast(batch.weights[:, :1] > 0, tf.float32)
-    tokens = tf.cast(batch.input_mask > 0, tf.float32) * real_rows
-    sums = {
-      "loss": loss,
-      "weights": tf.reduce_sum(batch.weights),
-      "examples": tf.reduce_sum(tf.cast(batch.weights > 0, tf.float32)),
-      "tokens": tf.reduce_sum(tokens),
-    }
-    if head.correct is not None:
-      sums["correct"] = tf.reduce_sum(head.correct * batch.weights)
-    mean = loss / tf.maximum(weights[0], 1.0) * loss_scale.value
-    return tf.gradients(mean, tf.trainable_variables()), sums
+    sums = modeling.finetuning_sums(head.losses, head.correct, batch)
+    loss = modeling.finetuning_loss(sums, weights[0]) * loss_scale.value
+    return tf.gradients(loss, tf.trainable_variables()), sums.by_name()
 
   gradients, sums = jit.compiled(forward_and_backward, ("step",))()
   return optimization.train_ops(

@@ -7,17 +7,23 @@ from typing import ClassVar
 import numpy as np
 
 from checkpoints.metrics import BestBy
+from common import tensorflow_v1 as later
 from common.settings import in_group
-from finetuning import entities, packed, tables, windows
+from finetuning import entities, packed, tables, words
+from finetuning.behaviour import Behaviour, Context, Run
 from finetuning.labels import LabelledTask
 from finetuning.sentences import Sentence, SentenceSettings, read_sentences
 from finetuning.task import FinetuningConfig
-from finetuning.windows import SILENT
+from finetuning.words import SILENT
 from model import tasks
+from text_encoders.wordpiece import word_spans
 
 _data = in_group("Data")
 PREDICTIONS_FILE = "predictions.tsv"
 _SEPARATORS = str.maketrans("\t\r\n", "   ")  # in that file
+
+
+# Training ---------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,7 +34,7 @@ class NerConfig(SentenceSettings, FinetuningConfig):
   max_seq_length: int = _data(128,
     "Tokens of one window (a part of a sentence and two special tokens) at "
     "most, and of one record, which may hold several windows.", low=4)
-  doc_stride: int = _data(windows.WORD_STRIDE,
+  doc_stride: int = _data(words.WORD_STRIDE,
     "Tokens from the beginning of a window of a long sentence to the next one.",
     low=1, high=1 << 20)
   # fmt: on
@@ -58,7 +64,7 @@ class Ner(LabelledTask):
 
   @property
   def metrics(self) -> list[str]:
-    """Of which the first one chooses the best checkpoint."""
+    """Names of metrics; the first one chooses the best checkpoint."""
     if entities.types_of(self.labels):
       return ["f1", "precision", "recall", "accuracy"]
     return ["accuracy"]
@@ -68,17 +74,15 @@ class Ner(LabelledTask):
   def read(self, part):
     path, sentences, rows = self.config.path(part), self._sentences(part), []
     for sentence in sentences:
-      place = f"{path}: a label of the sentence in line {sentence.line}"
+      where = f"{path}: a label of the sentence in line {sentence.line}"
       # To predict any label will do.
       for label in sentence.labels or self.labels[:1] * len(sentence.words):
-        rows.append(self.row_of(label, place))
+        rows.append(self.row_of(label, where))
       rows.append(SILENT)  # its end
     return NerSource(path, sentences, np.array(rows), self.config)
 
   def head(self, batch, is_training, dropout_seed=None):
-    from finetuning import heads  # it loads TensorFlow
-
-    return heads.tokens(
+    return token_head(
       batch, self.outputs, self.config, is_training, dropout_seed
     )
 
@@ -119,30 +123,141 @@ class Ner(LabelledTask):
     }
 
 
+def token_head(
+  batch,
+  labels: int,
+  config: FinetuningConfig,
+  is_training: bool,
+  dropout_seed=None,
+):
+  """`heads.HeadOutput` of the label of each token whose target is not SILENT.
+
+  `targets` are int32 [B, S]. The loss is the mean over an example's targets.
+  Their number is its weight, so the loss of an update is the mean over all
+  targets. Outputs "labels", float32 [B, S], the most likely ones.
+  """
+  from finetuning import heads  # these load TensorFlow
+  from model import layers
+
+  tf, settings = later.tf, (config, is_training, dropout_seed)
+  model = heads.encode(batch, *settings, with_pooler=False)
+  sequence = model.get_sequence_output()
+  matmul, bias = heads.trained_label_logits(
+    tasks.TOKENS, sequence, labels, *settings
+  )
+  targets = tf.reshape(batch.targets, [-1])
+  both = heads.losses_and_correct(matmul, bias, tf.maximum(targets, 0), config)
+  both *= tf.cast(targets > SILENT, tf.float32)
+  rows, length = layers.get_shape_list(batch.targets)
+  of_rows = tf.transpose(tf.reshape(both, [2, rows, length]), [1, 0, 2])
+  slots = layers.get_shape_list(batch.weights)[1]
+  # [B, S, E]: 1 for the example of a token; padding, 0, is of none.
+  owners = tf.one_hot(batch.input_mask - 1, slots)
+  means = tf.matmul(of_rows, owners) / tf.maximum(batch.weights, 1.0)[:, None]
+  best = tf.argmax(tf.cast(matmul, tf.float32) + bias, axis=-1)
+  best = tf.reshape(tf.cast(best, tf.float32), [rows, length])
+  losses, correct = tf.unstack(means, axis=1)
+  return heads.HeadOutput(losses, correct, {"labels": best})
+
+
 class NerSource(packed.PackedSource):
   """Sentences as packed windows, whose tokens have targets."""
 
   def __init__(
     self, path: str, sentences: list[Sentence], rows: np.ndarray, config
   ):
-    """`rows` are those of the labels of words, numbered as `encode_words`'."""
+    """`rows`: the labels' rows of words, numbered as in `encode_words`."""
     self.sentences, self.rows = sentences, rows
-    texts = [sentence.words for sentence in sentences]
-    limits = config.max_seq_length, config.doc_stride
-    parts = windows.encode_words(config.tokenizer(), texts, *limits)
+    windows = words.encode_words(
+      config.tokenizer(),
+      [sentence.words for sentence in sentences],
+      config.max_seq_length,
+      config.doc_stride,
+    )
     examples = []
-    for number, ids, segments, words in parts:
+    for number, ids, segments, speaks_for in windows:
       where = f"line {sentences[number].line}"
-      weight = float((words != SILENT).sum())
+      weight = float((speaks_for != SILENT).sum())
       examples.append(packed.Example(ids, segments, where, (), weight))
     super().__init__(path, examples, config)
     self._words = np.full([len(self), self.tokens], SILENT)
-    places = zip(parts, self.places.row, self.places.start, strict=True)
-    for part, row, start in places:
-      self._words[row, start : start + len(part.words)] = part.words
+    slots = self.slots_of_examples
+    for window, row, start in zip(windows, slots.row, slots.start, strict=True):
+      self._words[row, start : start + len(window.words)] = window.words
     # SILENT is the last end, without a label.
     self._columns["targets"] = rows[self._words].astype(np.int32)
 
   def of_words(self, of_tokens: np.ndarray) -> np.ndarray:
-    """The words' values, of float32 [rows, S]; SILENT for silent words."""
-    return windows.of_words(len(self.rows), self._words, of_tokens)
+    """The words' values, from float32 [rows, S]; SILENT for silent words."""
+    return words.of_words(len(self.rows), self._words, of_tokens)
+
+
+# Answers ----------------------------------------------------------------------
+
+
+class WordBehaviour(Behaviour):
+  """Finds entities in texts, or labels the words that a line gives."""
+
+  head = tasks.TOKENS
+  form = {"text?": str, "tokens?": [str]}
+  reads_pairs = False
+
+  def outputs(self, encoder):
+    logits = encoder.label_logits(self.head)
+    return {"logits": logits, "probabilities": later.tf.nn.softmax(logits)}
+
+  def answers(self, inputs, context, run):
+    positions, sentences = [], []
+    for one in inputs:
+      of_text = word_spans(one.text)
+      positions.append(of_text)
+      sentences.append(one.words or [one.text[a:b] for a, b in of_text])
+    labels, shares = self._of_words(sentences, context, run)
+    types, first = entities.types_of(context.task.get("labels", ())), 0
+    for one, of_text, sentence in zip(
+      inputs, positions, sentences, strict=True
+    ):
+      own = slice(first, first + len(sentence))
+      first = own.stop + 1  # the number of a sentence's end is nobody's
+      # Labels such as parts of speech mark no entities.
+      if one.words or not types:
+        yield {"tokens": [*sentence], "tags": labels[own]}
+        continue
+      answer: dict = {"text": one.text, "entities": []}
+      for kind, begin, last in entities.entities_of(labels[own]):
+        start, end = of_text[begin][0], of_text[last][1]
+        score = float(shares[own][begin : last + 1].mean())
+        entity = {"label": kind, "start": start, "end": end}
+        entity |= {"text": one.text[start:end], "score": score}
+        answer["entities"].append(entity)
+      yield answer
+
+  def _of_words(
+    self, sentences, context: Context, run: Run
+  ) -> tuple[list[str], np.ndarray]:
+    """Labels and their probabilities, numbered as by `encode_words`."""
+    stride = context.task.get("doc_stride", words.WORD_STRIDE)
+    windows = words.encode_words(
+      context.tokenizer, sentences, context.max_seq_length, stride
+    )
+    of_tokens, speaks_for = [], []
+    for window, outputs in zip(windows, run(windows), strict=True):
+      of_tokens.append(outputs["probabilities"][: len(window.ids)])
+      speaks_for.append(window.words)
+    shares = np.concatenate(of_tokens)  # [tokens, labels]
+    word_of_token = np.concatenate(speaks_for)
+    count = sum(map(len, sentences)) + len(sentences)
+    rows = words.of_words(count, word_of_token, shares.argmax(axis=-1))
+    highest = words.of_words(count, word_of_token, shares.max(axis=-1))
+    # SILENT is the last one.
+    names = [*context.labels(shares.shape[-1]), entities.OUTSIDE]
+    return [names[row] for row in rows.astype(int)], highest
+
+  def lines(self, answer):
+    if "tags" in answer:
+      pairs = zip(answer["tokens"], answer["tags"], strict=True)
+      return ["  ".join(f"{word}/{tag}" for word, tag in pairs)]
+    lines = [answer["text"]]
+    for entity in answer["entities"]:
+      lines.append("  {score:6.1%}  {label}  {text}".format(**entity))
+    return lines if answer["entities"] else [*lines, "  (no entity)"]

@@ -40,8 +40,8 @@ class FinetuningBatch(NamedTuple):
   weights: Any  # float32 [B, E], 0 where no example has a loss
 
 
-class Place(NamedTuple):
-  """Where the examples are: arrays [examples]."""
+class ExampleSlots(NamedTuple):
+  """Where the examples are in the rows: int arrays [examples]."""
 
   row: np.ndarray
   slot: np.ndarray
@@ -102,7 +102,7 @@ class PackedSource:
         targets[r, e] = example.targets
         places[:, number] = r, e, start
         start = end
-    self._rows, self.places = rows, Place(*places)
+    self._rows, self.slots_of_examples = rows, ExampleSlots(*places)
     columns = FinetuningBatch(ids, mask, segments, targets, weights)
     self._columns = columns._asdict()
 

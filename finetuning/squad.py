@@ -2,15 +2,19 @@
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
 
 from checkpoints import metrics
 from common import json_files
-from common.errors import DataError
+from common import tensorflow_v1 as later
+from common.errors import DataError, UserError
 from common.settings import in_group
-from finetuning import packed, squad_metric, windows
+from finetuning import packed, spans, squad_metric
+from finetuning.behaviour import PAIR, Behaviour, by_share
+from finetuning.spans import AnswerSettings, Question
 from finetuning.task import FinetuningConfig, FinetuningTask
 from model import tasks
 
@@ -19,6 +23,8 @@ _data = in_group("Data")
 PREDICTIONS_FILE = "predictions.json"
 NBEST_FILE = "nbest_predictions.json"
 NULL_ODDS_FILE = "null_odds.json"
+_NO_ANSWER = "(no answer)"
+_OUTSIDE = -1e30  # a score whose softmax is 0
 # SQuAD 1.1 and 2.0; `json_files.expect` has the notation.
 _QUESTION = {
   "id": (str, float),
@@ -29,8 +35,11 @@ _QUESTION = {
 _FORMAT = {"data": [{"paragraphs": [{"context": str, "qas": [_QUESTION]}]}]}
 
 
+# Training ---------------------------------------------------------------------
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SquadConfig(windows.AnswerSettings, FinetuningConfig):
+class SquadConfig(AnswerSettings, FinetuningConfig):
   """Settings of run_squad.py; fields are named like its flags."""
 
   # fmt: off
@@ -64,9 +73,7 @@ class Squad(FinetuningTask):
     return SquadSource(path, config, part)
 
   def head(self, batch, is_training, dropout_seed=None):
-    from finetuning import heads  # it loads TensorFlow
-
-    return heads.span(batch, self.config, is_training, dropout_seed)
+    return span_head(batch, self.config, is_training, dropout_seed)
 
   def results(self, source, outputs):
     right, best, odds = {}, {}, {}
@@ -102,8 +109,64 @@ class Squad(FinetuningTask):
     return lines
 
   def describe(self):
-    names = windows.ANSWER_SETTINGS
+    names = spans.ANSWER_SETTINGS
     return {name: getattr(self.config, name) for name in names}
+
+
+def span_logits(features, bert, policy):
+  """float32 [B, S, 2]: start and end scores of each token, from [B, S, H]."""
+  from finetuning import heads  # it loads TensorFlow
+  from model import kernels, layers
+
+  tf = later.tf
+  weights, bias = heads.variables(tasks.QUESTIONS, 2, bert)
+  shape = layers.get_shape_list(features, 3)
+  # Not in policy.heads: this matmul is cheap, and in 16 bits neighbours in a
+  # long paragraph would have equal scores.
+  matrix = tf.cast(layers.reshape_to_matrix(features), policy.losses)
+  weights = tf.cast(weights, policy.losses)
+  scores = tf.matmul(matrix, weights, transpose_b=True)
+  scores = kernels.add_bias(scores, bias)
+  return tf.cast(tf.reshape(scores, [*shape[:2], 2]), tf.float32)
+
+
+def span_head(
+  batch, config: FinetuningConfig, is_training: bool, dropout_seed=None
+):
+  """`heads.HeadOutput` of an answer's first and last token in each example.
+
+  The loss is the mean of two cross entropies over the example's own tokens. In
+  https://arxiv.org/abs/1810.04805 (section 4.2) and google/bert, padding counts
+  too. `targets`, [B, E, 2], count from the row's first token. Outputs "logits",
+  float32 [B, S, 2].
+  """
+  import mixed_precision  # these load TensorFlow
+  import modeling
+  from finetuning import heads
+  from model import layers
+
+  tf, policy = later.tf, mixed_precision.policy_of(config)
+  model = heads.encode(
+    batch, config, is_training, dropout_seed, with_pooler=False
+  )
+  sequence = model.get_sequence_output()
+  features = modeling.head_features(sequence, config.bert, policy)
+  logits = span_logits(features, config.bert, policy)
+  # Tokens of other examples in the row, and padding, cannot be answers.
+  _, slots = layers.get_shape_list(batch.weights)
+  numbers = tf.range(1, slots + 1, dtype=batch.input_mask.dtype)
+  is_own = tf.equal(batch.input_mask[:, None, :], numbers[:, None])  # [B, E, S]
+  scores = tf.where_v2(  # [B, E, 2, S]
+    is_own[:, :, None, :], tf.transpose(logits, [0, 2, 1])[:, None], _OUTSIDE
+  )
+  log_probs = tf.nn.log_softmax(scores)
+  of_targets = tf.gather(log_probs, batch.targets, batch_dims=3)
+  best = tf.argmax(scores, axis=-1, output_type=tf.int32)
+  return heads.HeadOutput(
+    -tf.reduce_mean(of_targets, axis=-1),
+    tf.cast(tf.reduce_all(tf.equal(best, batch.targets), -1), tf.float32),
+    {"logits": logits},
+  )
 
 
 class SquadSource(packed.PackedSource):
@@ -119,24 +182,25 @@ class SquadSource(packed.PackedSource):
     self._config, self._skips = config, part == "train"
     answered = part != "predict"
     self.questions = read_squad(path, config.version_2_with_negative, answered)
-    both = windows.encode_questions(config.tokenizer(), self.questions, config)
-    self._windows, answers = both
-    self._lost = _not_found(path, self.questions, answers) if answered else []
+    self._windows, answers = spans.encode_questions(
+      config.tokenizer(), self.questions, config
+    )
+    self._lost = _lost(path, self.questions, answers) if answered else []
     lost = set(self._lost)
     if self._skips:
       self._windows = [w for w in self._windows if w.question not in lost]
     examples = []
     for window in self._windows:
       number, weight = window.question, float(window.question not in lost)
-      target = windows.target_span(window, answers[number])
+      target = spans.target_span(window, answers[number])
       name = self.questions[number].id
       examples.append(
         packed.Example(window.ids, window.segments, name, target, weight)
       )
     super().__init__(path, examples, config)
     # Targets count from the row's first token.
-    places = self.places
-    self._columns["targets"][places.row, places.slot] += places.start[:, None]
+    slots = self.slots_of_examples
+    self._columns["targets"][slots.row, slots.slot] += slots.start[:, None]
 
   def line(self) -> str:
     line = super().line()
@@ -149,17 +213,20 @@ class SquadSource(packed.PackedSource):
       f"{_shown(self.questions[self._lost[0]])}"
     )
 
-  def answers(self, logits: np.ndarray) -> dict[str, windows.Answers]:
+  def answers(self, logits: np.ndarray) -> dict[str, spans.Answers]:
     """Question id -> answers, from float32 [rows, S, 2]."""
-    places = zip(self._windows, self.places.row, self.places.start, strict=True)
-    scores = (logits[row, a : a + len(window.ids)] for window, row, a in places)
-    answers = windows.choose_answers(
+    slots, scores = self.slots_of_examples, []
+    for window, row, start in zip(
+      self._windows, slots.row, slots.start, strict=True
+    ):
+      scores.append(logits[row, start : start + len(window.ids)])
+    answers = spans.choose_answers(
       self.questions, self._windows, scores, self._config
     )
     return {q.id: a for q, a in zip(self.questions, answers, strict=True)}
 
 
-def _not_found(path: str, questions, answers) -> list[int]:
+def _lost(path: str, questions: Sequence[Question], answers) -> list[int]:
   """Numbers of questions whose answers are not found; an error if all are."""
   answered = [n for n, question in enumerate(questions) if question.answers]
   lost = [n for n in answered if answers[n] is None]
@@ -171,7 +238,7 @@ def _not_found(path: str, questions, answers) -> list[int]:
   return lost
 
 
-def _shown(question: windows.Question) -> str:
+def _shown(question: Question) -> str:
   """A question whose answer is not found, and why."""
   text, start = question.answers[0]
   there = question.context[max(0, start) : max(0, start + len(text))]
@@ -183,32 +250,88 @@ def _shown(question: windows.Question) -> str:
 
 def read_squad(
   path: str, version_2: bool, needs_answers: bool
-) -> list[windows.Question]:
+) -> list[Question]:
   """The questions of a SQuAD 1.1 or 2.0 file; `DataError` for other formats."""
   content = json_files.read(path, _FORMAT, "not readable as SQuAD's format: {}")
-  questions: dict[str, windows.Question] = {}
+  questions: dict[str, Question] = {}
   for article in content["data"]:
     for paragraph in article["paragraphs"]:
       for entry in paragraph["qas"]:
-        question = _question(entry, paragraph["context"])
-        if question.id in questions:
-          raise DataError(f"{path}: two questions have the id {question.id}")
-        if needs_answers and not (question.answers or version_2):
+        answers = []
+        if not entry.get("is_impossible", False):
+          for answer in entry.get("answers", ()):
+            if answer["text"].strip():
+              answers.append((answer["text"], answer["answer_start"]))
+        name = str(entry["id"])
+        if name in questions:
+          raise DataError(f"{path}: two questions have the id {name}")
+        if needs_answers and not (answers or version_2):
           raise DataError(
-            f"{path}: question {question.id} has no answer: for SQuAD 2.0 give "
+            f"{path}: question {name} has no answer: for SQuAD 2.0 give "
             "--version_2_with_negative"
           )
-        questions[question.id] = question
+        questions[name] = Question(
+          name, entry["question"], paragraph["context"], tuple(answers)
+        )
   if not questions:
     raise DataError(f"{path}: no questions")
   return list(questions.values())
 
 
-def _question(entry: dict, context: str) -> windows.Question:
-  answers = []
-  if not entry.get("is_impossible", False):
-    for answer in entry.get("answers", ()):
-      if answer["text"].strip():
-        answers.append((answer["text"], answer["answer_start"]))
-  name, text = str(entry["id"]), entry["question"]
-  return windows.Question(name, text, context, tuple(answers))
+# Answers ----------------------------------------------------------------------
+
+
+class QuestionBehaviour(Behaviour):
+  """Answers questions by spans of their paragraphs, cut into windows."""
+
+  head = tasks.QUESTIONS
+  form = {"question": str, "context": str}
+
+  def outputs(self, encoder):
+    features = encoder.features(self.head)
+    logits = span_logits(features, encoder.bert, encoder.policy)
+    start, end = later.tf.unstack(logits, axis=-1)
+    return {"start_logits": start, "end_logits": end}
+
+  def check(self, context):
+    self._settings(context).check()
+
+  def _settings(self, context) -> AnswerSettings:
+    values = {}
+    for name in spans.ANSWER_SETTINGS:
+      if name in context.task:
+        values[name] = context.task[name]
+    values["max_seq_length"] = context.max_seq_length
+    return AnswerSettings(**values)
+
+  def answers(self, inputs, context, run):
+    questions, settings = [], self._settings(context)
+    for number, (text, paragraph, _) in enumerate(inputs):
+      if paragraph is None:
+        raise UserError(
+          f"{text[:60]!r}: this model answers questions: give --question and "
+          f"--context, or both in a line with a tab or {PAIR} between them"
+        )
+      questions.append(Question(str(number), text, paragraph, ()))
+    windows, _ = spans.encode_questions(context.tokenizer, questions, settings)
+    logits, counts = [], [0] * len(questions)
+    for window, scores in zip(windows, run(windows), strict=True):
+      both = np.stack([scores["start_logits"], scores["end_logits"]], -1)
+      logits.append(both[: len(window.ids)])
+      counts[window.question] += 1
+    chosen = spans.choose_answers(questions, windows, logits, settings)
+    for question, answers, count in zip(questions, chosen, counts, strict=True):
+      best = by_share(answers.shares(settings))[: context.top_k]
+      yield {
+        "question": question.text,
+        "answer": answers.text(settings.threshold),
+        "answers": [{"text": a.text, "probability": p} for a, p in best],
+        "windows": count,
+      }
+
+  def lines(self, answer):
+    best = answer["answer"] or _NO_ANSWER
+    lines = [answer["question"], f"  answer: {best}"]
+    for one in answer["answers"]:
+      lines.append(f"  {one['probability']:6.1%}  {one['text'] or _NO_ANSWER}")
+    return lines

@@ -31,17 +31,15 @@ from common.files import new_folder
 from common.model_files import CONFIG_FILE
 from common.tensorflow_v1 import tf
 from config.bert_config import BertConfig
-from finetuning import heads
+from finetuning.behaviour import INPUTS
+from finetuning.heads import ServedEncoder
+from interop.heads import BEHAVIOURS, ENCODER, MASKED_LM
 from interop.model_source import EXTRA_FOLDER, Source
 from model import tasks, weights
 from xla_patches import jit
 
-INPUTS = ("input_ids", "input_mask", "segment_ids")
-_ENCODER = "bert/embeddings/word_embeddings"
+_WORDS = "bert/embeddings/word_embeddings"
 _POOLER = "bert/pooler/dense/kernel"
-# The last one of a model is its default.
-SIGNATURES = ("encoder", *(head.signature for head in tasks.HEADS))
-_POOLED = [head.signature for head in tasks.HEADS if head.reads_pooled]
 _DEFAULT = tf.saved_model.signature_constants.DEFAULT_SERVING_SIGNATURE_DEF_KEY
 _TAGS = [tf.saved_model.tag_constants.SERVING]
 
@@ -69,8 +67,8 @@ class Model:
     )
 
   def names(self) -> list[str]:
-    """Without the default signature, which equals the last of them."""
-    return [name for name in SIGNATURES if name in self.signatures]
+    """All but the default signature, which equals the last of them."""
+    return [name for name in BEHAVIOURS if name in self.signatures]
 
   def close(self) -> None:
     self.session.close()
@@ -90,13 +88,13 @@ def open_export(folder: str) -> Model:
   session = tf.Session(graph=tf.Graph())
   try:
     with session.graph.as_default():
-      found = tf.saved_model.loader.load(session, _TAGS, folder)
+      content = tf.saved_model.loader.load(session, _TAGS, folder)
   except (tf.errors.OpError, OSError, RuntimeError, ValueError) as e:
     session.close()
     raise UserError(
       f"{folder}: not a whole SavedModel ({reason(e)}): export it again"
     ) from e
-  return Model(session, dict(found.signature_def))
+  return Model(session, dict(content.signature_def))
 
 
 def open_checkpoint(
@@ -108,12 +106,12 @@ def open_checkpoint(
   """
   checkpoint = checkpoint_weights.open_checkpoint(source.path)
   shapes = checkpoint.shapes
-  if _ENCODER not in shapes:
+  if _WORDS not in shapes:
     raise UserError(
-      f"{source.path}: no BERT: it lacks {_ENCODER} and has, for example, "
+      f"{source.path}: no BERT: it lacks {_WORDS} and has, for example, "
       f"{min(shapes)}"
     )
-  has = ["encoder"]
+  has = [ENCODER]
   pools = _POOLER in shapes or not source.bert.has_pooler
   for head in weights.heads_of(source.bert, shapes):
     if pools or not head.reads_pooled:
@@ -136,64 +134,37 @@ def open_checkpoint(
   return Model(session, signatures)
 
 
-def _build(bert: BertConfig, names, labels: int, pools: bool, policy) -> dict:
-  """Name -> SignatureDef, with the default one."""
-  inputs = {n: tf.placeholder(tf.int32, [None, None], n) for n in INPUTS}
-  positions = tf.placeholder(tf.int32, [None, None], tasks.POSITIONS)
+def _build(
+  bert: BertConfig, names: Sequence[str], labels: int, pools: bool, policy
+) -> dict:
+  """Name -> SignatureDef of the graph that it builds, with the default one."""
+  behaviours = [BEHAVIOURS[name] for name in names]
+  inputs = {}
+  for name in (*INPUTS, tasks.POSITIONS):
+    inputs[name] = tf.placeholder(tf.int32, [None, None], name)
+  positions = inputs[tasks.POSITIONS]
+  reads_pooled = any(b.head is None or b.head.reads_pooled for b in behaviours)
   with tf.variable_scope(tf.get_variable_scope(), use_resource=True):
     model = modeling.BertModel(
       bert,
       False,
-      *inputs.values(),
+      *(inputs[name] for name in INPUTS),
       scope="bert",
       policy=policy,
-      with_pooler=pools and bool({"encoder", *_POOLED} & set(names)),
-      places=positions if list(names) == ["masked_lm"] else None,
+      with_pooler=pools and reads_pooled,
+      places=positions if list(names) == [MASKED_LM] else None,
     )
-    made = {}
-    for name in names:
-      head = _head(name, model, bert, labels, policy, inputs, positions)
-      utils = tf.saved_model.signature_def_utils
-      made[name] = utils.predict_signature_def(*head)
-  return {**made, _DEFAULT: made[names[-1]]}
-
-
-def _head(
-  name, model, bert, labels, policy, inputs, positions
-) -> tuple[dict, dict]:
-  """Inputs and outputs of a signature, tensors by name."""
-  sequence, pooled = model.get_sequence_output(), model.get_pooled_output()
-  features = lambda output: modeling.head_features(output, bert, policy)
-  if name == "encoder":
-    outputs = {"sequence_output": sequence}
-    if pooled is not None:
-      outputs["pooled_output"] = pooled
-  elif name == "next_sentence":
-    logits = modeling.next_sentence_logits(bert, features(pooled), policy)
-    outputs = {"log_probs": logits.log_probs()}
-  elif name == "masked_lm":
-    inputs = {**inputs, tasks.POSITIONS: positions}
-    places = positions if model.places is None else None
-    words = model.get_embedding_table()
-    logits = modeling.masked_lm_logits(bert, sequence, words, places, policy)
-    shape = tf.concat([tf.shape(positions), [bert.vocab_size]], 0)
-    outputs = {"log_probs": tf.reshape(logits.log_probs(), shape)}
-  elif name == tasks.QUESTIONS.signature:
-    both = heads.span_logits(features(sequence), bert, policy)
-    names = "start_logits", "end_logits"
-    outputs = dict(zip(names, tf.unstack(both, axis=-1), strict=True))
-  else:
-    head = tasks.LABELS if name == tasks.LABELS.signature else tasks.TOKENS
-    read = features(pooled if head.reads_pooled else sequence)
-    matmul, bias = heads.label_logits(head, read, labels, bert, policy)
-    shape = tf.concat([tf.shape(read)[:-1], [labels]], 0)
-    logits = tf.reshape(tf.cast(matmul, tf.float32) + bias, shape)
-    outputs = {"logits": logits}
-    if labels > 1 or head is tasks.TOKENS:  # not of a regression
-      outputs["probabilities"] = tf.nn.softmax(logits)
-  for output, tensor in outputs.items():
-    outputs[output] = tf.identity(tf.cast(tensor, tf.float32))
-  return inputs, outputs
+    encoder = ServedEncoder(model, bert, policy, labels, positions)
+    signatures = {}
+    for behaviour in behaviours:
+      outputs = {}
+      for name, tensor in behaviour.outputs(encoder).items():
+        outputs[name] = tf.identity(tf.cast(tensor, tf.float32))
+      read = {name: inputs[name] for name in behaviour.inputs}
+      signatures[behaviour.signature] = (
+        tf.saved_model.signature_def_utils.predict_signature_def(read, outputs)
+      )
+  return {**signatures, _DEFAULT: signatures[names[-1]]}
 
 
 # Export -----------------------------------------------------------------------

@@ -16,6 +16,7 @@ from common.console import Progress
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from interop import inference
+from interop.heads import MASKED_LM
 from model import tasks
 from text_encoders.base import Encoder
 from text_encoders.characters import has_chinese
@@ -89,7 +90,7 @@ class Scorer:
     within_word: bool = True,
   ):
     """`UserError` if the model has no such head."""
-    self._signature = model.signature("masked_lm")
+    self._signature = model.signature(MASKED_LM)
     self._session, self._encoder = model.session, encoder
     self._within_word = within_word
     with model.session.graph.as_default() as graph:

@@ -19,6 +19,13 @@ _WORDS = "bert/embeddings/word_embeddings"
 _LAYER = "bert/encoder/layer_"
 _TRANSFORM = "cls/predictions/transform"
 
+# The scope of a head's weights here -> transformers' module in most types.
+_HEADS = {
+  head.bias.removesuffix("output_bias").removesuffix("/"): head.module
+  for head in tasks.HEADS
+  if head.kind != tasks.PRETRAINING
+}
+
 _PAD = {"pad_token_id": "pad"}
 _ENDS = {**_PAD, "bos_token_id": "cls", "eos_token_id": "sep"}
 
@@ -196,9 +203,7 @@ class _Bert(ModelType):
   checked = {**ModelType.checked, "position_embedding_type": "absolute"}
   heads = tasks.HEADS
   body = w.ENCODER, w.POOLER
-  modules = {
-    "cls/squad": "qa_outputs", "": "classifier", "cls/tokens": "classifier",
-  }  # fmt: skip
+  modules = _HEADS
   decoder = "cls.predictions.decoder"
 
   def write(self, config, ids):
@@ -238,8 +243,7 @@ class _Roberta(_Bert):
     f"{_TRANSFORM}/dense": "lm_head.dense",
     f"{_TRANSFORM}/LayerNorm": "lm_head.layer_norm",
     "cls/predictions": "lm_head",
-    "cls/squad": "qa_outputs",
-    "cls/tokens": "classifier",
+    **_HEADS,
   }
   decoder = "lm_head.decoder"
 
@@ -318,7 +322,7 @@ class _ModernBert(_PreNorm):
     f"{_TRANSFORM}/dense": "head.dense",
     f"{_TRANSFORM}/LayerNorm": "head.norm",
     "cls/predictions": "decoder",
-    **dict.fromkeys(("cls/squad", "", "cls/tokens"), "classifier"),
+    **dict.fromkeys(_HEADS, "classifier"),
   }
   layer = {
     **dict.fromkeys((w.QUERY, w.KEY, w.VALUE), "attn.Wqkv"),

@@ -16,7 +16,7 @@ import mixed_precision
 from common.tensorflow_v1 import tf
 from config import execution
 from model import attention
-from model.tasks import BY_KIND, SQUAD
+from model.tasks import BY_KIND
 from model.weights import dense_layers
 
 
@@ -110,13 +110,13 @@ def finetuning(
 ) -> list:
   """A task on `rows` rows of a `packed.PackedSource`."""
   tokens, slots = source.tokens, source.slots
-  if BY_KIND[kind].reads_pooled:
+  head = BY_KIND[kind]
+  if head.reads_pooled:
     read = 0 if bert.pools_all_tokens else slots
     of_head = pooled(bert, policy, rows, tokens, slots, classes)
   else:
     read, places = 0, rows * tokens
-    # Places of answers are not scored in 16 bits.
-    dtype = policy.losses if kind == SQUAD else policy.heads
+    dtype = policy.losses if head.full_precision else policy.heads
     of_head = features(bert, policy, places)
     of_head += dense(1, places, bert.hidden_size, classes, dtype)
   return [*encoder(bert, policy, rows, tokens, read), *of_head]

@@ -1,7 +1,8 @@
-"""What a BERT can be for: the one table of its heads.
+"""The table of a BERT's heads: the facts of each that all other parts go by.
 
-To add a task, enter its head here, its weights in `model.weights`, its outputs
-in `interop.inference` and its answers in `interop.predictions`.
+Its variables (`weights`, checkpoints, FLOPs), its names in transformers, and
+the commands that train it and ask it derive from a row. What a head computes
+and answers is in a module of its own, listed in `interop.heads`.
 """
 
 from collections.abc import Collection
@@ -11,6 +12,9 @@ from typing import NamedTuple
 PRETRAINING, CLASSIFIER = "pretraining", "classifier"
 SQUAD, NER = "squad", "ner"
 
+# The name of an input of the masked LM head: which tokens to predict.
+POSITIONS = "masked_lm_positions"
+
 
 class Head(NamedTuple):
   """Layers on the encoder that answer one kind of question."""
@@ -18,49 +22,90 @@ class Head(NamedTuple):
   name: str  # for people
   bias: str  # a variable that only this head has
   kind: str
-  signature: str  # of `interop.inference`
-  reads_pooled: bool  # the pooled output of the first token, not all tokens
+  signature: str  # in a SavedModel
   # What follows "For" in transformers' class of a model with this head only.
   architecture: str
   pipeline: str  # what Hugging Face's Hub calls the use of it
-  outputs: int | None = None  # for a text or token; None: labels, or words
+  reads_pooled: bool = False  # the pooled output, not every token's
+  outputs: int | None = None  # for a text or token; None: labels, or tokens
+  # Where transformers keeps the weights: BERT's classes, and most others'.
+  module: str = "classifier"
+  full_precision: bool = False  # the matmul is not in 16 bits
+  script: str = ""  # trains it
+  example: tuple[str, ...] = ("...",)  # arguments of predict.py
 
   @property
   def weights(self) -> str:
     """The name of the matrix [outputs, H] beside the bias."""
     return self.bias.replace("output_bias", "output_weights")
 
+  @property
+  def has_labels(self) -> bool:
+    """Whether its rows are the labels of a task."""
+    return self.outputs is None and self.kind != PRETRAINING
 
-# The signatures' input of a masked LM head: which tokens to predict.
-POSITIONS = "masked_lm_positions"
 
 MASKED_LM = Head(
-  "masked LM head", "cls/predictions/output_bias", PRETRAINING, "masked_lm",
-  False, "MaskedLM", "fill-mask",
-)  # fmt: skip
+  name="masked LM head",
+  bias="cls/predictions/output_bias",
+  kind=PRETRAINING,
+  signature="masked_lm",
+  architecture="MaskedLM",
+  pipeline="fill-mask",
+  example=("... [MASK] ...",),
+)
 NEXT_SENTENCE = Head(
-  "next sentence head", "cls/seq_relationship/output_bias", PRETRAINING,
-  "next_sentence", True, "NextSentencePrediction", "feature-extraction", 2,
-)  # fmt: skip
+  name="next sentence head",
+  bias="cls/seq_relationship/output_bias",
+  kind=PRETRAINING,
+  signature="next_sentence",
+  architecture="NextSentencePrediction",
+  pipeline="feature-extraction",
+  reads_pooled=True,
+  outputs=2,
+)
 QUESTIONS = Head(
-  "question answering head", "cls/squad/output_bias", SQUAD, "span", False,
-  "QuestionAnswering", "question-answering", 2,
-)  # fmt: skip
+  name="question answering head",
+  bias="cls/squad/output_bias",
+  kind=SQUAD,
+  signature="span",
+  architecture="QuestionAnswering",
+  pipeline="question-answering",
+  outputs=2,
+  module="qa_outputs",
+  full_precision=True,
+  script="run_squad.py",
+  example=("--question=...", "--context=..."),
+)
 LABELS = Head(
-  "classifier", "output_bias", CLASSIFIER, "classifier", True,
-  "SequenceClassification", "text-classification",
-)  # fmt: skip
+  name="classifier",
+  bias="output_bias",
+  kind=CLASSIFIER,
+  signature="classifier",
+  architecture="SequenceClassification",
+  pipeline="text-classification",
+  reads_pooled=True,
+  script="run_classifier.py",
+)
 TOKENS = Head(
-  "token classifier", "cls/tokens/output_bias", NER, "token_classifier", False,
-  "TokenClassification", "token-classification",
-)  # fmt: skip
-# Of a model with several the last one decides what the model is for.
+  name="token classifier",
+  bias="cls/tokens/output_bias",
+  kind=NER,
+  signature="token_classifier",
+  architecture="TokenClassification",
+  pipeline="token-classification",
+  script="run_ner.py",
+)
+# A model with several heads is for what the last of them does.
 HEADS = (NEXT_SENTENCE, MASKED_LM, QUESTIONS, LABELS, TOKENS)
-LABELLED = (TOKENS, LABELS)  # their rows are a task's labels
 BY_KIND = {head.kind: head for head in HEADS}
 FINETUNED = tuple(kind for kind in BY_KIND if kind != PRETRAINING)
+LABELLED = tuple(head for head in reversed(HEADS) if head.has_labels)
 
 
 def label_bias(variables: Collection[str]) -> str:
   """The bias of the head whose rows are labels; "" without one."""
-  return next((h.bias for h in LABELLED if h.bias in variables), "")
+  for head in LABELLED:
+    if head.bias in variables:
+      return head.bias
+  return ""

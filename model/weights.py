@@ -17,10 +17,9 @@ TRANSFORM = "transform of heads"
 MASKED_LM, NEXT_SENTENCE = tasks.MASKED_LM.name, tasks.NEXT_SENTENCE.name
 CLASSIFIER, QUESTIONS = tasks.LABELS.name, tasks.QUESTIONS.name
 TOKEN_CLASSIFIER = tasks.TOKENS.name
-PARTS = (
-  ENCODER, POOLER, TRANSFORM, MASKED_LM, NEXT_SENTENCE, CLASSIFIER, QUESTIONS,
-  TOKEN_CLASSIFIER,
-)  # fmt: skip
+PRETRAINED_PARTS = (ENCODER, POOLER, TRANSFORM, MASKED_LM, NEXT_SENTENCE)
+_OTHER_HEADS = [head for head in tasks.HEADS if head.kind != tasks.PRETRAINING]
+PARTS = (*PRETRAINED_PARTS, *(head.name for head in _OTHER_HEADS))
 
 # The matmuls of a layer, by the scopes of their variables.
 QUERY, KEY, VALUE = (f"attention/self/{n}" for n in ("query", "key", "value"))
@@ -120,9 +119,7 @@ def weights(config: BertConfig) -> list[Weight]:
     table.append(Weight(MASKED_LM, "cls/predictions/output_weights", words))
   if config.decoder_bias:
     table.append(Weight(MASKED_LM, tasks.MASKED_LM.bias, words[:1]))
-  for head in (
-    tasks.NEXT_SENTENCE, tasks.LABELS, tasks.QUESTIONS, tasks.TOKENS,
-  ):  # fmt: skip
+  for head in (tasks.NEXT_SENTENCE, *_OTHER_HEADS):
     table.append(Weight(head.name, head.weights, (head.outputs, width)))
     table.append(Weight(head.name, head.bias, (head.outputs,)))
   return table

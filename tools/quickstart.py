@@ -298,7 +298,7 @@ def fill_mask(paths: Paths) -> list[str]:
   answers = predictor.predict([predictions.Input(text) for text, _ in masked])
   model.close()
   lines = ["", "Held-out sentences: the model's words for [MASK]"]
-  for (text, word), answer in zip(masked, answers, strict=True):
+  for (text, word), (answer, _) in zip(masked, answers, strict=True):
     best = []
     for guess in answer["masks"][0]:
       best.append(f"{guess['word']} {guess['probability']:.0%}")

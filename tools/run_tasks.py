@@ -33,12 +33,13 @@ from common.errors import DataError, UserError
 from common.settings import in_group, run_with, setting
 from finetuning.classification import GLUE
 from interop import model_source
+from model.tasks import BY_KIND, FINETUNED, LABELS
 from training import next_steps
 
 RESULTS_FILE = "results.jsonl"
 _SETTINGS_FILE = "tasks.json"
 _MODEL_FOLDER = ".model"  # with the checkpoint of a run, which may remove it
-_SCRIPTS = ("run_classifier.py", "run_squad.py", "run_ner.py")
+_SCRIPTS = tuple(BY_KIND[kind].script for kind in FINETUNED)
 _ANSWERS = ("f1", "exact", "exact_match")  # SQuAD's metrics, of 2.0 and of 1.1
 # What each run gets from here.
 _OWN = ("do_train", "do_eval", "init_checkpoint", "output_dir", "seed")
@@ -96,7 +97,7 @@ def read_tasks(settings: Settings) -> dict[str, dict]:
       "give a folder with GLUE's, or a file with some, or both"
     )
   for name, flags in tasks.items():
-    tasks[name] = {"script": _SCRIPTS[0], **flags}
+    tasks[name] = {"script": LABELS.script, **flags}
   return tasks
 
 
@@ -171,7 +172,7 @@ def run(task: dict, seed: int, ranks: int, folder: str, more: list) -> dict:
   flags = {**task}
   script = flags.pop("script")
   command = next_steps.python(script, **flags)
-  command += [*more, *next_steps.given(own)]
+  command += [*more, *next_steps.flag_words(own)]
   os.makedirs(folder, exist_ok=True)
   end: collections.deque[str] = collections.deque(maxlen=5)
   log = os.path.join(folder, "log.txt")
@@ -227,7 +228,7 @@ def main(settings: Settings, model: str, *more: str) -> None:
   if source.is_export:
     raise UserError(f"{model} is exported: give the run folder it came from")
   console.tell(*source.lines())
-  words = [*next_steps.given(dataclasses.asdict(settings.given)), *more]
+  words = [*next_steps.flag_words(dataclasses.asdict(settings.given)), *more]
   made_with = {
     "model": os.path.normpath(model),
     "model's SHA-256": checkpoint_weights.digest(source.path),

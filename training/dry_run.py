@@ -404,7 +404,7 @@ def tell_needs(build: Callable, start: stages.StageStart, ranks: int) -> int:
   on_gpu = bool(tf.config.list_physical_devices("GPU"))
   precision = training_run.precision_line(config, on_gpu)
   settings = dataclasses.asdict(config.optimizer)
-  optimizer = " ".join(next_steps.given(settings))
+  optimizer = " ".join(next_steps.flag_words(settings))
   for line in (*plan.lines(), precision, optimizer):
     tell(*textwrap.wrap(line, 80, subsequent_indent="  "))
   limit = 60.0 * config.max_train_minutes * (shares[1] - shares[0]) or math.inf

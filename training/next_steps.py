@@ -5,6 +5,8 @@ import shlex
 import sys
 from collections.abc import Iterator
 
+from model.tasks import BY_KIND, LABELS, PRETRAINING
+
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _LENGTH = 128  # --max_seq_length of fine-tuning
 
@@ -14,10 +16,11 @@ def python(script: str, *words: str, **flags) -> list[str]:
   command = [os.path.relpath(os.path.join(ROOT, script))]
   if script.startswith(("tools.", "benchmarks.")):
     command = ["-m", script]
-  return [os.path.relpath(sys.executable), *command, *words, *given(flags)]
+  python_itself = os.path.relpath(sys.executable)
+  return [python_itself, *command, *words, *flag_words(flags)]
 
 
-def given(flags: dict) -> list[str]:
+def flag_words(flags: dict) -> list[str]:
   """{"a": 1, "b": True, "c": False, "d": None} -> --a=1 --b --noc."""
   words = []
   for name, value in flags.items():
@@ -30,28 +33,25 @@ def given(flags: dict) -> list[str]:
 
 def after(
   folder: str,
-  kind: str | None = None,
+  kind: str = PRETRAINING,
   positions: int = _LENGTH,
   pairs: bool = False,
   converts: bool = True,
-) -> dict:
-  """What it is for -> the command, for a run of a `kind`; None: pre-training.
+) -> dict[str, list[str]]:
+  """The commands for a run of a `kind` of task, by what they are for.
 
-  `positions` are what the model has at most; `pairs`: it classifies pairs of
-  texts; `converts`: Hugging Face has such models. Texts are of no language.
+  `positions`: how long the model's texts may be; `pairs`: whether it classifies
+  pairs of texts; `converts`: whether Hugging Face has such models.
   """
   folder = os.path.normpath(folder)
-  texts = ["... [MASK] ..."]
-  if kind == "squad":
-    texts = ["--question=...", "--context=..."]
-  elif kind:
-    texts = ["... ||| ..." if pairs else "..."]
+  # The texts have dots for words: the model may have learned any language.
+  texts = ("... ||| ...",) if pairs else BY_KIND[kind].example
   predict = python("predict.py", folder, *texts)
   commands = {"predict (your text in the place of ...)": predict}
-  if not kind:
+  if kind == PRETRAINING:
     length = {"max_seq_length": positions} if positions < _LENGTH else {}
     commands["fine-tune on a table (columns sentence and label)"] = python(
-      "run_classifier.py",
+      LABELS.script,
       do_train=True,
       init_checkpoint=folder,
       train_file="train.tsv",

@@ -102,7 +102,7 @@ class Setting(NamedTuple):
     if self.precision == "fp16":  # too high at first, and doubles again soon
       scale = dict(initial_loss_scale=2**30, loss_scale_hysteresis=1)
       scale["loss_scale_window"] = 4
-    given = next_steps.given(dict(
+    given = next_steps.flag_words(dict(
       do_train=True, bert_config_file=f"{data}/bert_config.json",
       input_file=f"{data}/data-*.tfrecord", output_dir=f"{folder}/run",
       train_batch_size=GLOBAL_BATCH // self.ranks // self.accumulation,

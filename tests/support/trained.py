@@ -7,10 +7,11 @@ import numpy as np
 from conversions import PRETRAINING, random_values
 from samples import TINY
 
+import mixed_precision
 import modeling
 from checkpoints import checkpoint_files
 from common.tensorflow_v1 import tf
-from finetuning import heads
+from finetuning import heads, squad
 from model import tasks, weights
 
 CONFIG = {**TINY, "initializer_range": 0.3}
@@ -77,7 +78,7 @@ def logits(kind, bert, ids, segments):
     outputs["token_classifier/logits"] = scores
     outputs["token_classifier/probabilities"] = tf.nn.softmax(scores)
   else:
-    both = heads.span_logits(sequence, bert)
+    both = squad.span_logits(sequence, bert, mixed_precision.FP32)
     outputs["span/start_logits"] = both[..., 0]
     outputs["span/end_logits"] = both[..., 1]
   return outputs

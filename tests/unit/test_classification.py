@@ -11,7 +11,7 @@ import pytest
 import samples
 
 from common.errors import UserError
-from finetuning import classification, metrics, tables
+from finetuning import classification, metrics, tables, windows
 from finetuning.labels import identity, label_order
 from text_encoders.base import SPECIAL_TOKENS
 
@@ -30,14 +30,14 @@ def pair(a, b, room):
 @pytest.mark.parametrize("b", [0, 1, 5, 9])
 @pytest.mark.parametrize("room", [4, 9, 12, 13, 30])
 def test_pairs_are_cut_as_in_google_bert(a, b, room):
-  ids, segments = classification.encode_pair(
+  ids, segments = windows.encode_pair(
     SPECIAL, room, np.arange(10, 10 + a), np.arange(50, 50 + b)
   )
   assert (ids.tolist(), segments.tolist()) == pair(a, b, room)
 
 
 def test_one_text_is_cut():
-  ids, segments = classification.encode_pair(SPECIAL, 5, np.arange(10, 20))
+  ids, segments = windows.encode_pair(SPECIAL, 5, np.arange(10, 20))
   assert ids.tolist() == [2, 10, 11, 12, 3] and not segments.any()
 
 
@@ -189,7 +189,9 @@ def table(tmp_path, make):
 def scores(source, labels, answers):
   """Logits that are 1 at the labels of `answers`, else 0."""
   logits = np.zeros((len(source), source.slots, len(labels)), np.float32)
-  for row, slot, answer in zip(*source.places[:2], answers, strict=True):
+  for row, slot, answer in zip(
+    *source.slots_of_examples[:2], answers, strict=True
+  ):
     logits[row, slot, labels.index(answer)] = 1.0
   return {"logits": logits}
 
@@ -373,8 +375,9 @@ def test_predictions_file(tmp_path, table):
   made = table(f"{HEADER}a\tno\nb\tyes\na a\tno\n")
   source = made.training_set
   logits = np.zeros((len(source), source.slots, 2), np.float32)
+  slots = source.slots_of_examples
   for i, score in enumerate([0.0, np.log(3.0), -20.0]):
-    logits[source.places.row[i], source.places.slot[i], 1] = score
+    logits[slots.row[i], slots.slot[i], 1] = score
   (tmp_path / "out").mkdir()
   made.write_predictions(source, {"logits": logits})
   path = str(tmp_path / "out" / classification.PREDICTIONS_FILE)

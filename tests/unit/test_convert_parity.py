@@ -28,7 +28,7 @@ import tokenization
 from common.errors import UserError
 from gradients.distributed import Comm
 from interop import inference, model_source, pseudo_likelihood
-from model import huggingface_config
+from model import huggingface_config, tasks
 from model.weights import (
   CLASSIFIER,
   ENCODER,
@@ -99,7 +99,7 @@ def differences(theirs_file, model, batch, of_largest=False):
   """
   rows, length = batch["input_ids"].shape
   arrays = dict(zip(inference.INPUTS, batch.values(), strict=True))
-  arrays[inference.POSITIONS] = np.tile(np.arange(length), [rows, 1])
+  arrays[tasks.POSITIONS] = np.tile(np.arange(length), [rows, 1])
   opened = inference.open_checkpoint(model_source.find(str(model)))
   of_head = {"masked_lm": "log_probs", "next_sentence": "log_probs"}
   head = opened.names()[-1]

@@ -27,7 +27,7 @@ import mixed_precision
 import modeling
 from common.tensorflow_v1 import tf
 from config import execution
-from finetuning import heads
+from finetuning import classification, heads, squad
 from finetuning.packed import FinetuningBatch
 from model import attention, encoder, weights
 
@@ -183,10 +183,10 @@ def test_heads_read_what_the_config_pools(keys, is_packed):
   )
   model = heads.encode(rows, config, False)
   with tf.variable_scope("", reuse=tf.AUTO_REUSE):
-    classified = heads.classification(
+    classified = classification.text_head(
       rows._replace(targets=rows.targets[:, :, 0]), 3, config, False
     )
-    answered = heads.span(rows, config, False)
+    answered = squad.span_head(rows, config, False)
   with tf.Session() as session:
     values = randomise(session, rng)
     sequence, logits, ends = session.run(

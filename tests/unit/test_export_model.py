@@ -21,6 +21,7 @@ from common.errors import UserError
 from common.tensorflow_v1 import tf
 from convert_checkpoint import Settings
 from interop import inference, model_source
+from model import tasks
 from text_encoders.base import SPECIAL_TOKENS
 
 # In a process that has TensorFlow and nothing of this project, as Serving's;
@@ -72,7 +73,7 @@ def arrays_of(batch):
     made["input_mask"][row, : len(ids)] = 1
     made["segment_ids"][row, : len(ids)] = segments
   last = [[0, len(ids) - 1] for ids, _ in batch]
-  return {**made, inference.POSITIONS: np.array(last, np.int32)}
+  return {**made, tasks.POSITIONS: np.array(last, np.int32)}
 
 
 @pytest.fixture(scope="module")

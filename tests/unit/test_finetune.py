@@ -824,7 +824,7 @@ def test_answers_that_are_not_found(tmp_path, answer):
   assert f"; {asked} of {count} questions are not in the loss" in (
     evaluation.line()
   )
-  places, weights = evaluation.places, evaluation._columns["weights"]
+  places, weights = evaluation.slots_of_examples, evaluation._columns["weights"]
   assert [weights[p] for p in zip(places.row, places.slot, strict=True)] == [
     float(e.where not in lost) for e in evaluation.examples
   ]

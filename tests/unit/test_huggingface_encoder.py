@@ -379,8 +379,8 @@ def test_from_text_to_answers(trained, tmp_path):
     source = model_source.find(model)
     opened = inference.open_model(source)
     made = predictions.Predictor(opened, source)
-    answers.append(made.predict([predictions.Input("The cat [MASK]'s.")]))
+    answers += made.predict([predictions.Input("The cat [MASK]'s.")])
     opened.close()
   assert answers[0] == answers[1] == answers[2]
-  words = [found["word"] for found in answers[0][0]["masks"][0]]
+  words = [found["word"] for found in answers[0].answer["masks"][0]]
   assert words and not any("Ġ" in word for word in words)

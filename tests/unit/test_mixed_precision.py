@@ -16,7 +16,7 @@ from common.tensorflow_v1 import tf
 from config.exchange_config import AllreduceConfig
 from config.optimizers import OptimizerConfig
 from config.precision import PARTS, LossScaleConfig
-from finetuning import heads
+from finetuning.squad import span_logits
 from gradients.distributed import Comm
 from mixed_precision import DynamicLossScale
 from model import kernels
@@ -77,7 +77,7 @@ def pretraining(precision, **changes):
 
 def squad(precision):
   policy = mixed_precision.make_policy(precision, [f"losses={precision}"])
-  return heads.span_logits(tf.ones([B, S, 8]), tiny_config(), policy)
+  return span_logits(tf.ones([B, S, 8]), tiny_config(), policy)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from checkpoints import checkpoint_weights
 from common import json_files
 from common.tensorflow_v1 import tf
 from config.bert_config import BertConfig
-from finetuning import heads
+from finetuning import heads, squad
 from model import huggingface_config, huggingface_weights, tasks, weights
 
 # Of the largest number: transformers' float32 is as far from float64.
@@ -169,7 +169,7 @@ def our_outputs(folder, batch, examples):
       matmul, bias = heads.label_logits(tasks.TOKENS, features, 3, bert)
       outputs = {"logits": tf.reshape(matmul + bias, [*examples.shape, 3])}
     elif tasks.QUESTIONS in found:
-      both = heads.span_logits(features, bert, fp32)
+      both = squad.span_logits(features, bert, fp32)
       outputs = {"start_logits": both[..., 0], "end_logits": both[..., 1]}
     elif tasks.MASKED_LM in found:
       logits = modeling.masked_lm_logits(

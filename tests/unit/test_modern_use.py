@@ -43,7 +43,7 @@ def made(tmp_path, letters):
 def answers(path, inputs, **given):
   source = model_source.find(path, model_source.Given(**given))
   model = inference.open_model(source)
-  found = Predictor(model, source).predict(inputs)
+  found = [p.answer for p in Predictor(model, source).predict(inputs)]
   model.close()
   return found
 

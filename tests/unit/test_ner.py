@@ -13,7 +13,8 @@ import pytest
 from checkpoints import description
 from common.errors import UserError
 from common.tensorflow_v1 import tf
-from finetuning import heads, ner, packed, windows
+from finetuning import heads, ner, packed
+from finetuning.words import SILENT
 from interop import run_settings
 
 run = finetuning_runs.run
@@ -50,7 +51,7 @@ def test_targets_stand_at_the_words_first_tokens(given):
   found = [
     (vocabulary[token], made.labels[target])
     for token, target in zip(ids.ravel(), targets.ravel(), strict=True)
-    if target != heads.NO_LABEL
+    if target != SILENT
   ]
   assert sorted(found) == [("a", "N"), ("c", "P"), ("d", "N"), ("e", "V")]
   assert [example.weight for example in source.examples] == [2.0, 2.0]
@@ -62,7 +63,7 @@ def outputs_of(source, made, labels):
   found = np.zeros([len(source), source.tokens], np.float32)
   flat = [label for of_sentence in labels for label in [*of_sentence, None]]
   for place, word in np.ndenumerate(source._words):
-    if word != windows.SILENT:
+    if word != SILENT:
       found[place] = made.labels.index(flat[word])
   return {"labels": found}
 
@@ -136,7 +137,7 @@ def test_labels_are_the_models_by_name(tmp_path, given):
   for more in ({}, {"label_names": ("B-A", "O")}):
     made = given("w B-A\nw O\n", **start, **more)
     assert made.labels == ["O", "B-A"]
-    assert made.training_set.rows.tolist() == [1, 0, windows.SILENT]
+    assert made.training_set.rows.tolist() == [1, 0, SILENT]
   assert given("w B-B\nw O\n", **start).labels == ["B-B", "O"]
   named = given("w O\nw B-B\n", label_names=("O", "B-B", "I-B"))
   assert named.labels == ["O", "B-B", "I-B"]
@@ -192,7 +193,7 @@ def test_the_loss_is_the_mean_over_words(tmp_path, given):
   shares = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
   losses, correct = np.zeros([2, 1, 4])
   for place, target in enumerate(batch.targets[0]):
-    if target != heads.NO_LABEL:
+    if target != SILENT:
       example = batch.input_mask[0, place] - 1
       count = batch.weights[0, example]
       losses[0, example] -= np.log(shares[0, place, target]) / count

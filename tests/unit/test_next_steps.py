@@ -8,25 +8,28 @@ import pytest
 import runs
 
 from common import settings
+from model import tasks
 from tools import flags_reference
 from training import next_steps
 
 
-@pytest.mark.parametrize("kind", [None, "classifier", "squad", "ner"])
+@pytest.mark.parametrize("kind", tasks.BY_KIND)
 def test_their_scripts_and_flags_exist(kind):
   for command in next_steps.after("runs/first/", kind).values():
     python, script, *words = command
     assert os.path.samefile(python, sys.executable)
     assert os.path.samefile(script, f"{runs.ROOT}/{os.path.basename(script)}")
-    of = flags_reference.settings_class(os.path.basename(script))
-    known = {one.flag or one.name for one in settings.settings_of(of)}
+    settings_class = flags_reference.settings_class(os.path.basename(script))
+    known = {
+      one.flag or one.name for one in settings.settings_of(settings_class)
+    }
     given = (word for word in words if word.startswith("--"))
     assert {word[2:].partition("=")[0] for word in given} <= known
     assert any("runs/first" in word for word in words)
   assert (
     "fine-tune on a table (columns sentence and label)"
     in next_steps.after("a", kind)
-  ) == (not kind)
+  ) == (kind == tasks.PRETRAINING)
 
 
 def test_a_model_of_few_positions_is_fine_tuned_on_short_texts():
@@ -45,10 +48,10 @@ def test_a_model_gets_what_it_takes():
 @pytest.mark.parametrize(
   "kind, pairs, texts",
   [
-    (None, False, ["... [MASK] ..."]),
+    ("pretraining", False, ["... [MASK] ..."]),
     ("classifier", False, ["..."]),
     ("classifier", True, ["... ||| ..."]),
-    ("regression", False, ["..."]),
+    ("ner", False, ["..."]),
     ("squad", False, ["--question=...", "--context=..."]),
   ],
 )

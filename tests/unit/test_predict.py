@@ -21,7 +21,8 @@ from samples import LETTERS, TINY, write_records_of
 import predict
 from checkpoints import run_folder
 from common.errors import DataError, UserError
-from interop import inference, model_source, predictions
+from interop import inference, model_source
+from interop.heads import BEHAVIOURS
 from interop.predictions import Input, Predictor
 from records import data_set
 
@@ -82,6 +83,11 @@ def known(folder, **functions):
   )
 
 
+def answers(made, inputs):
+  """What a `Predictor` answers, as JSON has it."""
+  return [prediction.answer for prediction in made.predict(inputs)]
+
+
 @pytest.fixture(scope="module")
 def both(folders):
   """kind -> predictors of the model: from the checkpoint, from its export."""
@@ -119,11 +125,11 @@ def test_an_export_predicts_what_its_checkpoint_does(both, kind, inputs):
   ours, exported = (each.predict(inputs) for each in both[kind])
   assert json.dumps(ours) == json.dumps(exported)
   if kind == "ner":
-    assert len(ours[1]["tags"]) == 2
+    assert len(ours[1].answer["tags"]) == 2
 
 
 def test_words_for_masks(pretrained):
-  first, second, third, fourth = pretrained.predict(INPUTS)
+  first, second, third, fourth = answers(pretrained, INPUTS)
   assert [len(one.get("masks", ())) for one in (first, fourth)] == [2, 1]
   for mask in first["masks"] + fourth["masks"]:
     assert [len(mask), mask[0]["word"]] == [5, "c"]
@@ -132,15 +138,13 @@ def test_words_for_masks(pretrained):
     assert shares == sorted(shares, reverse=True)
   assert second["is_next"] == pytest.approx(0.25)
   assert "masks" not in second and len(third["embedding"]) == 32
-  assert predictions.as_lines(second) == ["a b ||| c d e", "  follows: 25.0%"]
-  assert predictions.as_lines(first)[1].startswith("  [MASK]  c 100.0%  ")
 
 
 def test_another_spelling_of_the_mask_is_text_and_told(folders, capsys):
   word = lambda arrays: {"sequence_output": np.ones([1, 9, 2])}
   _, make = known(folders["pretraining"], encoder=word, masked_lm=word)
   for text in ("a [mask] .", "a <mask> .", "a [Mask] ."):
-    assert "embedding" in make().predict([Input(text)])[0]
+    assert "embedding" in answers(make(), [Input(text)])[0]
     said = capsys.readouterr().err
     assert f"{text!r}: {text[2:-2]} is read as text" in said
     assert "write [MASK]\n" in said
@@ -177,7 +181,7 @@ def test_a_mask_is_its_token_where_it_stands(folders):
 
   model, make = known(folders["pretraining"], masked_lm=by_place)
   texts = ["x[MASK]y", "[MASK] a [MASK]"] * 20
-  found = make(top_k=1).predict([Input(text) for text in texts])
+  found = answers(make(top_k=1), [Input(text) for text in texts])
   best = [[mask[0]["word"] for mask in one["masks"]] for one in found]
   assert best == [[LETTERS[5 + 2]], [LETTERS[5 + 1], LETTERS[5 + 3]]] * 20
   ids = model.calls[0][1]["input_ids"]
@@ -194,29 +198,22 @@ def test_embeddings_are_of_tokens_and_not_of_padding(folders):
 
   _, make = known(folders["pretraining"], encoder=encoder)
   inputs = [Input("a"), Input("a b c d e")]
-  (short, _) = make().predict(inputs)
+  (short, _) = answers(make(), inputs)
   a = LETTERS.index("a")
   assert short["embedding"] == [pytest.approx((CLS + a + SEP) / 3)]
-  (short, _) = make(embedding="cls").predict(inputs)
+  (short, _) = answers(make(embedding="cls"), inputs)
   assert short["embedding"] == [CLS]
 
 
 def test_labels_and_numbers(folders):
-  found = predictor(folders["classifier"]).predict([Input("a b"), Input("c")])
-  for one in found:
+  model = predictor(folders["classifier"])
+  for one in answers(model, [Input("a b"), Input("c")]):
     assert one["label"] == "yes"
     assert one["probabilities"] == pytest.approx(
       {"no": 1 / 6, "yes": 3 / 6, "who knows": 2 / 6}
     )
-  lines = predictions.as_lines(found[0])
-  assert lines == ["a b", "  yes 50.0%  who knows 33.3%  no 16.7%"]
   with pytest.raises(UserError, match="trained on single texts"):
-    predictor(folders["classifier"]).predict([Input("a", "b")])
-  # Of a regression it is a number.
-  number = lambda arrays: {"logits": [[2.5]]}
-  _, make = known(folders["classifier"], classifier=number)
-  (found,) = make().predict([Input("a")])
-  assert predictions.as_lines(found) == ["a", "  2.5000"]
+    model.predict([Input("a", "b")])
 
 
 def span_of(start, end, null):
@@ -239,26 +236,25 @@ def test_answers_in_long_paragraphs(folders):
   question = Input("x y", context)
   _, make = known(folders["squad"], span=span_of("y", "z", -1.0))
   # A comma is unknown to the vocabulary, and part of the text all the same.
-  (found,) = make(top_k=2).predict([question])
+  (found,) = answers(make(top_k=2), [question])
   assert found["answer"] == "Y, Z" and len(found["answers"]) == 2
   assert found["windows"] > 3
   assert found["answers"][0]["probability"] > 0.9
   # "No answer" is a candidate, and chosen where it scores higher.
   _, make = known(folders["squad"], span=span_of("y", "z", 9.0))
-  (found,) = make().predict([question])
+  (found,) = answers(make(), [question])
   assert found["answer"] == "" and found["answers"][0]["text"] == ""
-  assert predictions.as_lines(found)[1] == "  answer: (no answer)"
 
 
 def test_answers_keep_marks_that_no_token_has(folders):
   _, make = known(folders["squad"], span=span_of("y", "z", -1.0))
   for context in ("x y\u0301 z\u0301, a", "x y z\u200d\ufe0f\u00ad"):
-    (found,) = make().predict([Input("who", context)])
+    (found,) = answers(make(), [Input("who", context)])
     assert found["answer"] == context[2:].split(",")[0]
   # Texts of no tokens: the question, the paragraph, and both.
   for text in ("\u0301", "\u200b\u0301 \ufeff"):
     inputs = [Input(text, "y z"), Input("y", text), Input(text, text)]
-    found = make().predict(inputs)
+    found = answers(make(), inputs)
     assert [answer["answer"] for answer in found] == ["y z", "", ""]
 
 
@@ -285,7 +281,7 @@ def tagger(folders):
 
 def test_entities_are_where_they_stand_in_the_text(tagger):
   text = " In Pa\u0301ris,q\u00adx - (p)  \u200b qu e\u4e2dq."
-  (found,) = tagger().predict([Input(text)])
+  (found,) = answers(tagger(), [Input(text)])
   assert found["text"] == text
   spans = [(one["start"], one["end"]) for one in found["entities"]]
   texts = [one["text"] for one in found["entities"]]
@@ -293,39 +289,76 @@ def test_entities_are_where_they_stand_in_the_text(tagger):
   assert [text[begin:end] for begin, end in spans] == texts
   assert {one["label"] for one in found["entities"]} == {"LOC"}
   assert found["entities"][0]["score"] == pytest.approx(0.8)
-  assert predictions.as_lines(found)[1:3] == [
-    "   80.0%  LOC  Pa\u0301ris", "   80.0%  LOC  q\u00adx",
-  ]  # fmt: skip
   # Words of an entity are joined.
-  (found,) = tagger().predict([Input("at Pa Qb  qc, p")])
+  (found,) = answers(tagger(), [Input("at Pa Qb  qc, p")])
   assert [one["text"] for one in found["entities"]] == ["Pa Qb  qc", "p"]
-  (none,) = tagger().predict([Input("a b")])
-  assert none["entities"] == []
-  assert predictions.as_lines(none) == ["a b", "  (no entity)"]
 
 
 def test_given_words_have_a_tag_each(tagger):
   """Also words of a tokenizer's several or none, in any number of windows."""
   given = ["p.q", "\u200b", "q", *"abcdefgh" * 9, "pp"]
-  tokens, text = tagger().predict(
-    [Input("x", words=given), Input(" ".join(given[2:]))]
-  )
+  inputs = [Input("x", words=given), Input(" ".join(given[2:]))]
+  tokens, text = answers(tagger(), inputs)
   assert tokens["tokens"] == given
   assert tokens["tags"] == ["B-LOC", "O", "I-LOC", *"O" * 72, "B-LOC"]
   assert [one["start"] for one in text["entities"]] == [0, 146]
-  shown = predictions.as_lines({"tokens": ["a", "b"], "tags": ["O", "B-X"]})
-  assert shown == ["a/O  b/B-X"]
 
 
 def test_plain_labels_are_of_words(folders):
-  model, make = known(
-    folders["ner"], token_classifier=labels_of_letters(p=0, q=1)
-  )
-  made = make()
-  made._task["labels"] = ["NOUN", "VERB", "O"]
-  (found,) = made.predict([Input("p qs.")])
+  model = KnownModel(token_classifier=labels_of_letters(p=0, q=1))
+  source = model_source.find(folders["ner"])
+  task = {**source.task, "labels": ["NOUN", "VERB", "O"]}
+  source = dataclasses.replace(source, task=task)
+  (found,) = answers(Predictor(model, source), [Input("p qs.")])
   assert found == {"tokens": ["p", "qs", "."], "tags": ["NOUN", "VERB", "O"]}
   assert [name for name, _ in model.calls] == ["token_classifier"]
+
+
+def test_the_screen_of_each_head(folders, tagger):
+  """The lines that people read; JSON has the numbers."""
+  word = [math.log(0.75), math.log(0.25), *[-99.0] * (len(LETTERS) - 2)]
+  known_outputs = {
+    "encoder": {"sequence_output": [[[0.5] * 8] * 4]},
+    "next_sentence": {"log_probs": [[math.log(0.25), math.log(0.75)]]},
+    "masked_lm": {"log_probs": [[word]]},
+    "classifier": {"probabilities": np.array([[1 / 6, 3 / 6, 2 / 6]])},
+    "regression": {"logits": [[2.5]]},
+  }
+  vector = "8 numbers, all tokens' mean: 0.500 0.500 0.500 0.500 0.500 0.500"
+  screens = {
+    "encoder": ["a b", f"  {vector} ... (--json: all)"],
+    "next_sentence": ["a b ||| c", "  follows: 25.0%"],
+    "masked_lm": ["a [MASK]", f"  [MASK]  {LETTERS[0]} 75.0%"],
+    "classifier": ["a b", "  yes 50.0%  who knows 33.3%  no 16.7%"],
+    "regression": ["a b", "  2.5000"],
+  }
+  for name, screen in screens.items():
+    kind = "pretraining"
+    signature = name
+    if name in ("classifier", "regression"):
+      kind = signature = "classifier"
+    outputs = {k: np.array(v) for k, v in known_outputs[name].items()}
+    _, make = known(folders[kind], **{signature: lambda _: outputs})  # noqa: B023
+    made = make(top_k=1)
+    assert made.predict([made.parse(screen[0])])[0].lines == screen
+  made = tagger()
+  lines = [
+    made.predict([made.parse(line)])[0].lines
+    for line in ("in Pq ,p", "a b", '{"tokens": ["a", "p"]}')
+  ]
+  assert lines == [
+    ["in Pq ,p", "   80.0%  LOC  Pq", "   80.0%  LOC  p"],
+    ["a b", "  (no entity)"],
+    ["a/O  p/B-LOC"],
+  ]
+  for null, best in ((-1.0, "y z"), (9.0, "(no answer)")):
+    _, make = known(folders["squad"], span=span_of("y", "z", null))
+    made = make(top_k=1)
+    (_, (question, answer, candidate)) = made.predict(
+      [made.parse("who ||| x y z .")]
+    )[0]
+    assert (question, answer) == ("who", f"  answer: {best}")
+    assert candidate == f"  100.0%  {best}"
 
 
 def test_a_question_needs_a_paragraph_and_room_for_it(folders):
@@ -338,36 +371,27 @@ def test_a_question_needs_a_paragraph_and_room_for_it(folders):
     make(max_seq_length=10).predict([Input("who")])
 
 
-@pytest.mark.parametrize(
-  "kind, reads",
-  [("squad", "span"), ("classifier", "classifier"),
-   ("ner", "token_classifier"), ("pretraining", None)],
-)  # fmt: skip
-def test_any_model_gives_embeddings_of_plain_texts(folders, kind, reads):
+@pytest.mark.parametrize("kind", trained.TASKS)
+def test_any_model_gives_embeddings_of_plain_texts(folders, kind):
   """Whatever it reads else."""
   model = predictor(folders[kind], embedding="cls")
-  (one,) = model.predict([Input("a b")])
+  (one,) = answers(model, [model.parse('{"text')])
   assert len(one["embedding"]) == 32 and one["pooling"] == "cls"
-  heads = [reads] if reads else ["masked_lm", "encoder"]
-  _, make = known(folders[kind], **dict.fromkeys(heads))
-  assert make().reads == reads
-  if reads:
-    assert make(embedding="mean").reads == "encoder"
 
 
 def test_a_pair_without_a_head_for_it_is_embedded(folders):
   """Of a model that was trained on masked LM alone."""
   source = model_source.find(folders["pretraining"])
   model = inference.open_checkpoint(source, ["encoder", "masked_lm"])
-  (one,) = Predictor(model, source).predict([Input("a b", "c")])
+  (one,) = answers(Predictor(model, source), [Input("a b", "c")])
   assert len(one["embedding"]) == 32
 
 
 def test_what_is_too_long_is_cut_and_told(pretrained, folders):
   long = " ".join("ab" * 40)  # 80 tokens; the model has 64 places
-  (one,) = pretrained.predict([Input(long)])
-  assert one["tokens_cut"] == 18
-  assert "18 tokens were not read" in predictions.as_lines(one)[-1]
+  ((answer, lines),) = pretrained.predict([Input(long)])
+  assert answer["tokens_cut"] == 18
+  assert "18 tokens were not read" in lines[-1]
   with pytest.raises(UserError, match=r"\[MASK\] is beyond the 64 tokens"):
     pretrained.predict([Input(long + " [MASK]")])
   source = model_source.find(folders["pretraining"])
@@ -393,7 +417,7 @@ def test_what_is_too_long_is_cut_and_told(pretrained, folders):
   ],
 )  # fmt: skip
 def test_lines(line, reads, wanted):
-  assert predictions.parse_line(line, reads) == wanted
+  assert BEHAVIOURS[reads or "encoder"].parse(line) == wanted
 
 
 @pytest.mark.parametrize(
@@ -412,7 +436,7 @@ def test_lines(line, reads, wanted):
 )
 def test_lines_that_are_none(line, message):
   with pytest.raises(DataError, match=message):
-    predictions.parse_line(line, "span")
+    BEHAVIOURS["span"].parse(line)
 
 
 def test_errors_of_lines_name_file_and_line(tmp_path):
@@ -420,17 +444,18 @@ def test_errors_of_lines_name_file_and_line(tmp_path):
   settings = predict.Settings(input=str(lines))
   asked = {"question": "q", "context": "c"}
   lines.write_text(f'{json.dumps(asked)}\n\n{{"question\n')
-  read = predict.read_inputs(settings, [], reads="span")
+  question, text = (BEHAVIOURS[name].parse for name in ("span", "encoder"))
+  read = predict.read_inputs(settings, [], question)
   assert next(read) == Input("q", "c")
   with pytest.raises(DataError, match=r"lines\.txt: line 3: .* is not JSON"):
     next(read)
   texts = [Input(json.dumps(asked)), Input('{"question')]
-  assert list(predict.read_inputs(settings, [])) == texts
+  assert list(predict.read_inputs(settings, [], text)) == texts
   with pytest.raises(DataError, match=r"^text 2: .* is not JSON"):
-    list(predict.read_inputs(predict.Settings(), ["a ||| b", "{"], "span"))
+    [*predict.read_inputs(predict.Settings(), ["a ||| b", "{"], question)]
   # Characters that are no UTF-8 would be lost; a byte order mark is none.
   lines.write_bytes(b"\xef\xbb\xbfone\nun caf\xe9\n")
-  read = predict.read_inputs(settings, [])
+  read = predict.read_inputs(settings, [], text)
   assert next(read) == Input("one")
   with pytest.raises(DataError, match=r"lines\.txt: line 2: not UTF-8 \(0xe9"):
     next(read)
@@ -643,9 +668,15 @@ def test_a_model_trained_without_segments_gets_none(folders):
   info = source.tokenizer().info()
   run["data"] = {"files": [], "tokenizer": dataclasses.asdict(info)}
   path = pathlib.Path(folders["pretraining"], "run.json")
-  pair = Input("a [MASK]", "b")
-  encode = lambda: predictor(folders["pretraining"])._encode("masked_lm", pair)
-  segments = lambda: encode()[2]
+  log_probs = np.zeros([1, 1, TINY["vocab_size"]])
+  model, make = known(
+    folders["pretraining"], masked_lm=lambda arrays: {"log_probs": log_probs}
+  )
+
+  def segments():
+    make().predict([Input("a [MASK]", "b")])
+    return model.calls.pop()[1]["segment_ids"]
+
   assert segments().any()
   path.write_text(json.dumps({"runs": [run]}))
   try:

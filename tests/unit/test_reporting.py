@@ -18,7 +18,7 @@ import run_pretraining
 from checkpoints import checkpointing, metrics
 from common import json_files
 from common.tensorflow_v1 import tf
-from finetuning import heads, packed
+from finetuning import classification, packed, squad
 from finetuning.task import FinetuningTask
 from gradients import distributed
 from model import model_flops, sampled_softmax, tasks
@@ -286,8 +286,8 @@ def test_model_flops_of_finetuning_are_those_of_the_graph(kind, pooling):
   )
   source = types.SimpleNamespace(tokens=32, slots=3)
   config.kind, head, outputs, targets = {
-    "classification": (tasks.CLASSIFIER, heads.classification, 3, 1),
-    "squad": (tasks.SQUAD, heads.span, 2, 2),
+    "classification": (tasks.CLASSIFIER, classification.text_head, 3, 1),
+    "squad": (tasks.SQUAD, squad.span_head, 2, 2),
   }[kind]
   task = types.SimpleNamespace(config=config, outputs=outputs)
   with tf.Graph().as_default() as graph:

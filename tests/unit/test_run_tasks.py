@@ -123,7 +123,7 @@ def test_glues_folders_are_tasks(tmp_path):
   [
     ("[]", r"it is \[\], not an object"),
     ('{"a": 1}', "a is 1, not an object"),
-    ('{"a": {"script": "rm"}}', "a.script is 'rm', not run_classifier.py or"),
+    ('{"a": {"script": "rm"}}', "a.script is 'rm', not run_"),
     ('{"../a": {}}', "'../a' cannot be the name of a folder"),
     ('{"a": {"metrics": ["f1"]}}', r"a.metrics is \['f1'\], not text"),
     ("{}", "no task in --glue_dir=None or --tasks="),

@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from samples import write_vocabulary
 
+from finetuning import spans as answering
 from finetuning import windows
-from finetuning.windows import AnswerSettings
+from finetuning.spans import AnswerSettings
 from text_encoders import kinds
 from text_encoders.base import SPECIAL_TOKENS, TokenSpans
 
@@ -134,18 +135,20 @@ def cut(context, spans, tokens):
 def there_and_back(tokenizer, context, answer):
   """The answer of a question that a model which learned it would give."""
   place = context.index(answer)
-  question = windows.Question("q", "?", context, ((answer, place),))
+  question = answering.Question("q", "?", context, ((answer, place),))
   spans = tokenizer.encode_with_spans(context)
   shown = spans.with_dropped(context)
-  tokens = windows.answer_tokens(question, spans)
+  tokens = answering.answer_tokens(question, spans)
   if tokens is None:
     return None
-  made = windows.make_windows(tokenizer, 0, spans.ids[:2], shown, cut_by(60, 9))
+  made = answering.make_windows(
+    tokenizer, 0, spans.ids[:2], shown, cut_by(60, 9)
+  )
   scores = []
   for window in made:
-    first, last = windows.target_span(window, tokens)
+    first, last = answering.target_span(window, tokens)
     scores.append(logits(len(window.ids), **{f"s{first}": 9, f"e{last}": 9}))
-  (found,) = windows.choose_answers([question], made, scores, best_of(1, 60))
+  (found,) = answering.choose_answers([question], made, scores, best_of(1, 60))
   return found.text()
 
 
@@ -229,7 +232,7 @@ def spans_of(count):
 def two_windows(number=0):
   """Of a question of 2 tokens and a paragraph of 10."""
   asked, limits = np.array([50, 51], np.int32), cut_by(11, 4)
-  return windows.make_windows(SPECIAL, number, asked, spans_of(10), limits)
+  return answering.make_windows(SPECIAL, number, asked, spans_of(10), limits)
 
 
 def test_windows_of_a_long_paragraph():
@@ -250,18 +253,28 @@ def test_windows_of_a_long_paragraph():
 
 
 def test_a_stride_larger_than_a_window_skips_nothing():
-  made = windows.make_windows(
+  made = answering.make_windows(
     SPECIAL, 0, np.zeros(1, int), spans_of(9), cut_by(8, 100)
   )
   assert sorted({i for w in made for i in w.spans.ids}) == list(range(100, 109))
 
 
+def best_windows(count, room, stride):
+  """(first token, past the last) of each window, and int [count]: the best."""
+  parts, best = [], np.full(count, -1)
+  for number, (start, stop, is_best) in enumerate(
+    windows.parts_of(count, room, stride)
+  ):
+    parts.append((start, stop))
+    assert (best[start:stop][is_best] == -1).all()
+    best[start:stop][is_best] = number
+  return parts, best.tolist()
+
+
 @given(st.integers(0, 300), st.integers(1, 60), st.integers(1, 80))
 def test_the_best_window_by_the_plain_formula(count, room, stride):
-  starts = [0]
-  while starts[-1] + room < count:
-    starts.append(starts[-1] + min(stride, room))
-  parts = [(s, min(s + room, count)) for s in starts]
+  parts, best = best_windows(count, room, stride)
+  assert all(stop - start <= room for start, stop in parts)
 
   def context(window, token):
     start, stop = parts[window]
@@ -273,15 +286,15 @@ def test_the_best_window_by_the_plain_formula(count, room, stride):
     max(range(len(parts)), key=lambda window: context(window, token))
     for token in range(count)
   ]
-  assert windows._best_window(parts, count).tolist() == expected
+  assert best == expected
 
 
 def test_the_best_window_takes_memory_by_the_tokens():
   """Not by windows times tokens, which are 400 MB here."""
-  count, room, stride = 80_000, 384, 128
-  parts = [(s, min(s + room, count)) for s in range(0, count, stride)]
+  count = 80_000
   tracemalloc.start()
-  windows._best_window(parts, count)
+  for _ in windows.parts_of(count, 384, 128):
+    pass
   peak = tracemalloc.get_traced_memory()[1]
   tracemalloc.stop()
   assert peak < 100 * count
@@ -291,15 +304,15 @@ CONTEXT = "a b c d e f g h i j"
 
 
 def question(text, first):
-  return windows.Question("q", "?", CONTEXT, ((text, first),) if text else ())
+  return answering.Question("q", "?", CONTEXT, ((text, first),) if text else ())
 
 
 def test_targets():
   first, second = two_windows()
 
   def target(window, question):
-    return windows.target_span(
-      window, windows.answer_tokens(question, spans_of(10))
+    return answering.target_span(
+      window, answering.answer_tokens(question, spans_of(10))
     )
 
   assert target(first, question("b c", 2)) == (5, 6)
@@ -313,9 +326,9 @@ def test_targets():
 def test_the_first_answer_that_stands_there():
   places = [("b", 1), ("b", -17), ("b", 99), ("c d", 4), ("e", 8)]
   asked = question(None, 0)._replace(answers=tuple(places))
-  assert windows.answer_tokens(asked, spans_of(10)) == (2, 3)
+  assert answering.answer_tokens(asked, spans_of(10)) == (2, 3)
   asked = question(None, 0)._replace(answers=tuple(places[:3]))
-  assert windows.answer_tokens(asked, spans_of(10)) is None
+  assert answering.answer_tokens(asked, spans_of(10)) is None
 
 
 @pytest.mark.parametrize(
@@ -343,8 +356,8 @@ def test_white_space_does_not_tell_an_answer_apart(context, text, first, found):
   places = [n for n, char in enumerate(context) if not char.isspace()]
   rows = [[100 + n, n, n + 1] for n in places]
   spans = TokenSpans(*np.array(rows, np.int32).T)
-  asked = windows.Question("1", "?", context, ((text, first),))
-  tokens = windows.answer_tokens(asked, spans)
+  asked = answering.Question("1", "?", context, ((text, first),))
+  tokens = answering.answer_tokens(asked, spans)
   assert (tokens is None) == (found is None)
   if tokens:
     a, b = tokens
@@ -368,14 +381,14 @@ def test_best_answers():
     logits(11, s0=0.5, e0=0.5, s6=3.0, e7=3.0),  # "g" to "h"
   ]
   asked, limits = [question(None, 0)], best_of(3, 3)
-  (answers,) = windows.choose_answers(asked, made, scores, limits)
+  (answers,) = answering.choose_answers(asked, made, scores, limits)
   assert [a.text for a in answers.best[:2]] == ["b c", "g h"]
   assert [a.score for a in answers.best[:2]] == [9.0, 6.0]
   assert answers.null.score == 1.0  # of the window where it is lowest
   shares = [share for _, share in answers.shares(limits)]
   assert sum(shares) == pytest.approx(1.0)
   # Answers of one token are not "b c".
-  (short,) = windows.choose_answers(asked, made, scores, best_of(3, 1))
+  (short,) = answering.choose_answers(asked, made, scores, best_of(3, 1))
   assert "b c" not in [a.text for a in short.best]
 
 
@@ -384,5 +397,5 @@ def test_a_start_counts_where_it_has_the_most_around_it():
   # Token 105 ("f") begins an answer in the first window, where it is last.
   scores = [logits(11, s9=9.0, e9=9.0), logits(11, s5=1.0, e5=1.0)]
   asked = [question(None, 0)]
-  (answers,) = windows.choose_answers(asked, made, scores, best_of(1, 3))
+  (answers,) = answering.choose_answers(asked, made, scores, best_of(1, 3))
   assert answers.best[0] == ("f", 1.0, 1.0)

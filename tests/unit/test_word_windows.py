@@ -5,8 +5,7 @@ import pytest
 import tokenizers
 from samples import LETTERS
 
-from finetuning import windows
-from finetuning.windows import SILENT
+from finetuning.words import SILENT, encode_words, of_words
 from text_encoders import kinds
 from text_encoders.base import SPECIAL_TOKENS
 
@@ -19,7 +18,7 @@ def encoder(letters):
 
 
 def encode(encoder, sentences, max_seq_length=128, doc_stride=64):
-  return windows.encode_words(encoder, sentences, max_seq_length, doc_stride)
+  return encode_words(encoder, sentences, max_seq_length, doc_stride)
 
 
 def test_a_word_speaks_through_its_first_token(encoder):
@@ -40,7 +39,7 @@ def test_sentences_without_a_word_that_speaks(encoder):
   for sentence in ([], ["\u200b", ""]):
     (window,) = encode(encoder, [sentence])
     assert window.ids.tolist() == [CLS, SEP] and not spoken(window)
-    found = windows.of_words(len(sentence), window.words, np.ones(2))
+    found = of_words(len(sentence), window.words, np.ones(2))
     assert found.tolist() == [SILENT] * len(sentence)
 
 
@@ -76,7 +75,7 @@ def test_values_come_back_to_their_words(encoder):
   values = [np.arange(len(w.ids)) + 10.0 * n for n, w in enumerate(made)]
   words = np.concatenate([window.words for window in made])
   count = 3 + 1 + 0 + 1 + 8 + 1
-  found = windows.of_words(count, words, np.concatenate(values)).tolist()
+  found = of_words(count, words, np.concatenate(values)).tolist()
   assert found[:5] == [1, SILENT, 3, SILENT, SILENT]
   assert found[5:] == [21, 22, 23, 24, 25, 32, 33, 34, SILENT]
 

@@ -1,0 +1,193 @@
+"""What a head does in a trained model: reads texts, and answers.
+
+A head's module has one `Behaviour` beside its training; `interop.heads` lists
+them. An answer is a dictionary that JSON can hold.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from common import json_files
+from common.errors import DataError
+from finetuning.windows import encode_pair, pair_length
+from model.tasks import Head
+from text_encoders.base import MASK, Encoder
+
+if TYPE_CHECKING:
+  from finetuning.heads import ServedEncoder
+
+INPUTS = ("input_ids", "input_mask", "segment_ids")
+PAIR = "|||"  # between the two texts of a pair
+_BEFORE_MASK = re.compile(rf"\s*{re.escape(MASK)}")
+
+
+class Input(NamedTuple):
+  """A text, two texts of a pair, or a question and its paragraph."""
+
+  text: str
+  pair: str | None = None
+  words: Sequence[str] = ()  # of `text`, if they are given
+
+
+class Context(NamedTuple):
+  """What answers depend on besides the weights."""
+
+  tokenizer: Encoder
+  task: dict[str, Any]  # as task.json has it
+  max_seq_length: int
+  top_k: int = 5  # most words or answers of a prediction
+  pooling: str = "mean"  # from tokens to a vector: "mean" or "cls"
+
+  def labels(self, count: int) -> list[str]:
+    """The names of `count` labels; their numbers if no file names them."""
+    names = self.task.get("labels") or [*map(str, range(count))]
+    if len(names) != count:
+      raise DataError(f"task.json has {len(names)} labels, the model {count}")
+    return names
+
+  def masks(self, ids: np.ndarray) -> np.ndarray:
+    """int [masks]: the positions of [MASK]."""
+    return np.flatnonzero(ids == self.tokenizer.mask_id)
+
+
+# Runs the model on examples, whose fields 1 and 2 are int32 [n] ids and
+# segments. Yields an example's outputs by name, with the batch's padding.
+Run = Callable[[Sequence], Iterator[dict[str, np.ndarray]]]
+
+
+class Behaviour:
+  """What one head of a trained model computes, reads and answers."""
+
+  head: Head | None = None  # None: the encoder itself
+  inputs: tuple[str, ...] = INPUTS  # int32, of its signature
+  form: dict[str, Any] = {}  # of a line of JSON; {}: JSON is a text as others
+  reads_pairs = True
+
+  @property
+  def signature(self) -> str:
+    return self.head.signature if self.head else "encoder"
+
+  def outputs(self, encoder: "ServedEncoder") -> dict:
+    """The tensors of the signature, [B, ...] by name."""
+    raise NotImplementedError
+
+  def arrays(self, ids: Sequence[np.ndarray], context: Context) -> dict:
+    """Values of inputs beyond `INPUTS`, lists of int [n] arrays by name."""
+    return {}
+
+  def check(self, context: Context) -> None:
+    """Raises `UserError` for settings that leave no room for a text."""
+
+  def answers(
+    self, inputs: Sequence[Input], context: Context, run: Run
+  ) -> Iterator[dict]:
+    """The answers in order; `UserError` for an input that does not fit."""
+    raise NotImplementedError
+
+  def lines(self, answer: dict) -> list[str]:
+    """An answer for people."""
+    raise NotImplementedError
+
+  def parse(self, line: str) -> Input:
+    """A text, or two with a tab or ||| between them; else `DataError`.
+
+    If the head has a `form`, a line that begins with { is JSON.
+    """
+    line = line.strip("\r\n ")
+    texts: list[str] = []
+    words: Sequence[str] = ()
+    if self.form and line.startswith("{"):
+      try:
+        content = json_files.parse(line, self.form)
+      except ValueError as e:
+        known = " and ".join(self.form).replace("?", "")
+        raise DataError(f"{line[:60]!r} is not JSON with {known}: {e}") from e
+      words = content.pop("tokens", ())
+      for key in self.form:
+        if key.removesuffix("?") in content:
+          texts.append(content[key.removesuffix("?")])
+      texts = texts or [" ".join(words)]
+    elif self.reads_pairs:
+      mark = "\t" if "\t" in line else PAIR
+      texts = [text.strip() for text in line.split(mark)]
+    else:
+      texts = [line]
+    if len(texts) > 2 or not all(map(str.strip, texts)):
+      raise DataError(
+        f"{line[:60]!r}: give one text or two, none of them empty"
+      )
+    return Input(*texts)._replace(words=words)
+
+
+class Encoded(NamedTuple):
+  """A text or pair as the model's input."""
+
+  texts: dict[str, Any]  # "text", "pair" if it is one, "tokens_cut" if any are
+  ids: np.ndarray  # int32 [n]
+  segments: np.ndarray  # int32 [n]
+
+
+class TextBehaviour(Behaviour):
+  """A head that answers for each text or pair by itself."""
+
+  sees_masks = True  # [MASK] in a text is that token
+
+  def answer(self, ids: np.ndarray, outputs: dict, context: Context) -> dict:
+    """The answer for tokens [n], of outputs without the batch dimension."""
+    raise NotImplementedError
+
+  def answer_lines(self, answer: dict) -> list[str]:
+    """The part of `lines` below the text."""
+    raise NotImplementedError
+
+  def answers(self, inputs, context, run):
+    encoded = [self.encode(one, context) for one in inputs]
+    for one, outputs in zip(encoded, run(encoded), strict=True):
+      yield {**one.texts, **self.answer(one.ids, outputs, context)}
+
+  def lines(self, answer):
+    title = answer["text"]
+    if "pair" in answer:
+      title += f" {PAIR} {answer['pair']}"
+    lines = [title, *(f"  {line}" for line in self.answer_lines(answer))]
+    if "tokens_cut" in answer:
+      lines.append(f"  (too long: {answer['tokens_cut']} tokens were not read)")
+    return lines
+
+  def encode(self, one: Input, context: Context) -> Encoded:
+    """An input's tokens, cut to the longest that the model takes."""
+    texts = [one.text] if one.pair is None else [one.text, one.pair]
+    parts = [self._ids(text, context.tokenizer) for text in texts]
+    ids, segments = encode_pair(
+      context.tokenizer, context.max_seq_length, *parts
+    )
+    if not context.task.get("segment_ids", True):
+      segments = np.zeros_like(segments)
+    named: dict[str, Any] = dict(zip(("text", "pair"), texts, strict=False))
+    cut = pair_length(*parts) - len(ids)
+    if cut:
+      named["tokens_cut"] = cut
+    return Encoded(named, ids, segments)
+
+  def _ids(self, text: str, tokenizer: Encoder) -> np.ndarray:
+    """int32 [tokens]; the tokenizer alone would split [MASK]."""
+    # The space before a mask is its word's, as in Hugging Face's tokenizers.
+    first, *rest = _BEFORE_MASK.split(text) if self.sees_masks else [text]
+    mask = np.array([tokenizer.mask_id], np.int32)
+    ids = tokenizer.encode_batch([first])
+    for part in rest:
+      ids += [mask, tokenizer.encode_rest(part)]
+    return np.concatenate(ids)
+
+
+def by_share(pairs) -> list[tuple]:
+  """(anything, its share) by the share, the highest first."""
+  return sorted(pairs, key=lambda pair: pair[1], reverse=True)
+
+
+def text_and_shares(pairs) -> str:
+  """(text, share) pairs as "a 62.1%  b 30.0%"."""
+  return "  ".join(f"{text} {share:.1%}" for text, share in pairs)

@@ -1,0 +1,69 @@
+"""Words of sentences as inputs of the encoder, and a value for each word."""
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from finetuning.windows import join, parts_of
+
+SILENT = -1  # instead of a word, of a label
+WORD_STRIDE = 64  # default of a long sentence's doc_stride
+
+
+class WordWindow(NamedTuple):
+  """[CLS] a part of a sentence [SEP]."""
+
+  sentence: int  # its number
+  ids: np.ndarray  # int32 [n]
+  segments: np.ndarray  # int32 [n], all 0
+  words: np.ndarray  # int32 [n]: the word that a token speaks for, or SILENT
+
+
+def encode_words(
+  tokenizer,
+  sentences: Iterable[Sequence[str]],
+  max_seq_length: int,
+  doc_stride: int,
+) -> list[WordWindow]:
+  """Windows in order; words are numbered through all sentences.
+
+  A word speaks through its first token, in the window with the most context for
+  it. A word without tokens, such as a control character, is silent. So is the
+  number after a sentence's last word, which marks its end.
+  """
+  # A word's tokens are those that it has after a space inside of a text.
+  tokens_of = functools.cache(lambda word: tokenizer.encode_rest(f" {word}"))
+  windows, first_word = [], 0
+  for number, words in enumerate(sentences):
+    tokens = [tokens_of(word) for word in words]
+    ids = np.concatenate([np.zeros(0, np.int32), *tokens])
+    lengths = np.array([*map(len, tokens)], int)
+    # The first token of each word that has any gets the word's number.
+    speaks = np.full(len(ids), SILENT)
+    firsts = (np.cumsum(lengths) - lengths)[lengths > 0]
+    speaks[firsts] = first_word + np.flatnonzero(lengths)
+    for start, stop, is_best in parts_of(
+      len(ids), max_seq_length - 2, doc_stride
+    ):
+      inside = np.where(is_best, speaks[start:stop], SILENT)
+      padded = np.pad(inside, 1, constant_values=SILENT)  # [CLS] and [SEP]
+      joined = join(tokenizer, ids[start:stop])
+      windows.append(WordWindow(number, *joined, padded))
+    first_word += len(words) + 1
+  return windows
+
+
+def of_words(
+  count: int, words: np.ndarray, of_tokens: np.ndarray
+) -> np.ndarray:
+  """float [count]: each word's value, from those of the tokens in windows.
+
+  `words` has the shape of `of_tokens`, and is as in `WordWindow`. A word that
+  no token speaks for has SILENT.
+  """
+  values = np.full(count, float(SILENT))
+  speaks = words != SILENT
+  values[words[speaks]] = of_tokens[speaks]
+  return values

@@ -1,0 +1,132 @@
+"""The table of what the heads of a trained model do, and pre-training's heads.
+
+A fine-tuning task's `Behaviour` is in the task's own module.
+"""
+
+import numpy as np
+
+from common import tensorflow_v1 as later
+from common.errors import UserError
+from finetuning import classification, ner, squad
+from finetuning.behaviour import (
+  INPUTS,
+  Behaviour,
+  TextBehaviour,
+  text_and_shares,
+)
+from model import tasks
+from text_encoders.base import MASK
+
+
+class EncoderBehaviour(TextBehaviour):
+  """Shows a text as a vector, from the last layer's outputs."""
+
+  def outputs(self, encoder):
+    outputs = {"sequence_output": encoder.model.get_sequence_output()}
+    pooled = encoder.model.get_pooled_output()
+    if pooled is not None:
+      outputs["pooled_output"] = pooled
+    return outputs
+
+  def answer(self, ids, outputs, context):
+    tokens = outputs["sequence_output"][: len(ids)]
+    is_mean = context.pooling == "mean"
+    vector = tokens.mean(axis=0) if is_mean else tokens[0]
+    return {"pooling": context.pooling, "embedding": vector.tolist()}
+
+  def answer_lines(self, answer):
+    vector = answer["embedding"]
+    of = "all tokens' mean" if answer["pooling"] == "mean" else "[CLS]"
+    first = " ".join(f"{number:.3f}" for number in vector[:6])
+    return [f"{len(vector)} numbers, {of}: {first} ... (--json: all)"]
+
+
+class NextSentenceBehaviour(TextBehaviour):
+  """Says whether the second text of a pair follows the first."""
+
+  head = tasks.NEXT_SENTENCE
+
+  def outputs(self, encoder):
+    import modeling  # it loads TensorFlow
+
+    logits = modeling.next_sentence_logits(
+      encoder.bert, encoder.features(self.head), encoder.policy
+    )
+    return {"log_probs": logits.log_probs()}
+
+  def answer(self, ids, outputs, context):
+    return {"is_next": float(np.exp(outputs["log_probs"][0]))}
+
+  def answer_lines(self, answer):
+    return [f"follows: {answer['is_next']:.1%}"]
+
+
+class MaskedLmBehaviour(TextBehaviour):
+  """Finds the most likely tokens for each [MASK]."""
+
+  head = tasks.MASKED_LM
+  inputs = (*INPUTS, tasks.POSITIONS)
+
+  def outputs(self, encoder):
+    import modeling  # it loads TensorFlow
+
+    tf, model = later.tf, encoder.model
+    # A model with `places` has outputs at the positions only.
+    positions = encoder.positions if model.places is None else None
+    logits = modeling.masked_lm_logits(
+      encoder.bert,
+      model.get_sequence_output(),
+      model.get_embedding_table(),
+      positions,
+      encoder.policy,
+    )
+    size = [encoder.bert.vocab_size]
+    shape = tf.concat([tf.shape(encoder.positions), size], 0)
+    return {"log_probs": tf.reshape(logits.log_probs(), shape)}
+
+  def arrays(self, ids, context):
+    return {tasks.POSITIONS: [context.masks(row) for row in ids]}
+
+  def encode(self, one, context):
+    encoded = super().encode(one, context)
+    if not len(context.masks(encoded.ids)):
+      raise UserError(
+        f"{one.text[:60]!r}...: its [MASK] is beyond the "
+        f"{context.max_seq_length} tokens that are read: shorten the text, or "
+        "give --max_seq_length"
+      )
+    return encoded
+
+  def answer(self, ids, outputs, context):
+    texts, masks = context.tokenizer.texts, []
+    count = len(context.masks(ids))
+    for log_probs in outputs["log_probs"][:count, : len(texts)]:
+      mask = []
+      best = np.argsort(-log_probs, kind="stable")[: context.top_k]
+      for token in best:
+        probability = float(np.exp(log_probs[token]))
+        mask.append({"word": texts[token], "probability": probability})
+      masks.append(mask)
+    return {"masks": masks}
+
+  def answer_lines(self, answer):
+    lines = []
+    for mask in answer["masks"]:
+      pairs = [(one["word"], one["probability"]) for one in mask]
+      lines.append(f"{MASK}  {text_and_shares(pairs)}")
+    return lines
+
+
+# In the order of `tasks.HEADS`: a model is for what the last of its heads does.
+BEHAVIOURS: dict[str, Behaviour] = {
+  behaviour.signature: behaviour
+  for behaviour in (
+    EncoderBehaviour(),
+    NextSentenceBehaviour(),
+    MaskedLmBehaviour(),
+    squad.QuestionBehaviour(),
+    classification.LabelBehaviour(),
+    ner.WordBehaviour(),
+  )
+}
+ENCODER, NEXT_SENTENCE, MASKED_LM = [*BEHAVIOURS][:3]
