@@ -274,6 +274,7 @@ def _sign_chunk(task: _SignTask, scratch: str) -> None:
       lines = list(itertools.compress(lines, rest))
     sentences = filter(None, prose.sentences(lines, rules.language))
     texts.append("\n".join(sentences).encode())
+  # Documents that hold text of an evaluation set are removed.
   is_evaluated = np.zeros(len(texts), bool)
   if rules.evaluation_sets:
     ngrams = _ngrams_of(tuple(rules.evaluation_sets), rules.form)
@@ -287,6 +288,7 @@ def _sign_chunk(task: _SignTask, scratch: str) -> None:
       keys.append(_key(text))
     else:
       removed.append(_removed(name, _EVALUATED if is_known else _EMPTY))
+  # What is left is signed, to be compared with all other documents.
   near_duplicates.write_signatures(kept, scratch)
   _write_chunk(
     leases.unfinished(scratch, task.done_file),
@@ -354,6 +356,7 @@ class _Corpus:
     self.documents = int(self._stays.sum())
     self.is_cut = self.documents < MIN_DOCUMENTS
     ranked = np.unique(self._keys[self._stays])
+    # Few documents, such as one book, are split by pieces instead.
     if self.is_cut:
       keys_of_pieces = [key for key, _ in self.texts()]
       ranked = np.unique(np.array(keys_of_pieces, np.uint64))
@@ -409,6 +412,7 @@ def clean(
   folder, read_tasks = work.folder("read"), []
   for number, group in enumerate(_groups(pieces)):
     read_tasks.append(_ReadTask(group, f"{folder}/{number:06d}", rules))
+  # Reading: pieces to chunks of documents, without what filters remove.
   phase = Pieces(_read_pieces, read_tasks, work)
   phase.finish("reading")
   sources = [_Chunk(os.path.dirname(path)) for path in phase.chunks()]
@@ -464,6 +468,7 @@ def _write(
   folder: str, sources: list[_Chunk], signed: list[_Chunk], corpus: _Corpus
 ) -> Summary:
   """Writes the corpus and the list of removed documents."""
+  # A document is its sentences and a blank line.
   sides = {TRAIN: [0, 0], HELDOUT: [0, 0]}
   with (
     open(os.path.join(folder, TRAIN), "wb") as train,

@@ -147,6 +147,7 @@ def _trimmed(lines: list[str]) -> list[str]:
 def _read_csv(
   piece: Piece, form: DocumentFormat, delimiter: str
 ) -> Iterator[Document]:
+  # The module's own limit of 128 KB is shorter than many documents.
   csv.field_size_limit(text_files.MAX_RECORD_BYTES)
   lines = text_files.table_lines(piece.path, form.text)
   reader = csv.reader(lines, delimiter=delimiter, strict=True)
@@ -270,6 +271,7 @@ def _read_groups(
     schema, groups = open_table(arrow, piece.path)
     columns = _columns(schema, piece.path, form)
     for number, group in enumerate(groups):
+      # Groups are opened in order, so those before the piece are counted only.
       if number == piece.end:
         return
       if number < piece.start:

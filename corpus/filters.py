@@ -44,7 +44,7 @@ _POLICY = (
 _GOPHERS_STOP_WORDS = "the be to of and that have with".split()
 _LETTER = re.compile(r"[^\W\d_]")
 _WORD = re.compile(r"\w+")
-_LANGUAGE_CHARS = 2000  # a walk over bytes in Python: more is slow
+_LANGUAGE_CHARS = 2000  # the library walks over bytes in Python: more is slow
 _EXAMPLES, _EXAMPLE_CHARS = 3, 200  # shown of each filter
 
 
@@ -154,20 +154,16 @@ def _short_lines(document: _Document, characters: int = 30) -> float:
   return _line_share(document, is_short, characters)
 
 
-def _lines_per_word(document: _Document) -> float:
-  return len(document.lines) / max(1, len(document.words))
-
-
-def _repeated(document: _Document, part: str) -> float:
+def _repeated(
+  document: _Document, part: str, in_characters: bool = False
+) -> float:
   """The share of lines or paragraphs that an earlier one equals."""
   texts = getattr(document, part)
-  return (len(texts) - len(set(texts))) / max(1, len(texts))
-
-
-def _repeated_characters(document: _Document, part: str) -> float:
-  texts = getattr(document, part)
-  repeated = sum(map(len, texts)) - sum(map(len, set(texts)))
-  return repeated / max(1, len(document.text))
+  once = set(texts)
+  if in_characters:
+    repeated = sum(map(len, texts)) - sum(map(len, once))
+    return repeated / max(1, len(document.text))
+  return (len(texts) - len(once)) / max(1, len(texts))
 
 
 def _words_with_letters(document: _Document) -> float:
@@ -251,14 +247,6 @@ def _language_model():
   return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
 
 
-def _text_count(document: _Document, text: str) -> int:
-  return document.lower.count(text.lower())
-
-
-def _is_punctuated(line: str) -> bool:
-  return line.endswith(_TERMINAL) and not line.endswith(_ELLIPSIS)
-
-
 def _policies(lower: str) -> int:
   return sum(map(lower.count, _POLICY))
 
@@ -308,21 +296,30 @@ _DOCUMENTS = {
     _line_share, test=str.endswith, value=_TERMINAL
   ),
   "short_lines": _Measure(_short_lines, {"characters?": range(1, 1 << 20)}),
-  "lines_per_word": _Measure(_lines_per_word),
+  "lines_per_word": _Measure(
+    lambda document: len(document.lines) / max(1, len(document.words))
+  ),
   "repeated_lines": _document(_repeated, part="lines"),
-  "repeated_line_characters": _document(_repeated_characters, part="lines"),
+  "repeated_line_characters": _document(
+    _repeated, part="lines", in_characters=True
+  ),
   "repeated_paragraphs": _document(_repeated, part="paragraphs"),
   "repeated_paragraph_characters": _document(
-    _repeated_characters, part="paragraphs"
+    _repeated, part="paragraphs", in_characters=True
   ),
   "top_sequence": _Measure(_top_ngram, _NGRAM_SIZE),
   "repeated_sequences": _Measure(_repeated_ngrams, _NGRAM_SIZE),
-  "text": _Measure(_text_count, {"text": str}),
+  "text": _Measure(
+    lambda document, text: document.lower.count(text.lower()), {"text": str}
+  ),
   "listed_words": _Measure(_listed_words, {"words": [str]}),
   "language": _Measure(_language, {"code": str}),
 }
 _LINES = {
-  "line_punctuated": _Measure(_is_punctuated),
+  # An ellipsis ends no sentence, though it ends in a mark that does.
+  "line_punctuated": _Measure(
+    lambda line: line.endswith(_TERMINAL) and not line.endswith(_ELLIPSIS)
+  ),
   "line_words": _Measure(lambda line: len(line.split())),
   "line_longest_word": _line("words", str.split, _longest_word),
   "line_policy": _line("lower", str.lower, _policies),
@@ -352,6 +349,7 @@ class _Filter(NamedTuple):
 class _LineFilter(_Filter):
   def apply(self, document: _Document, counts: "Counts") -> _Document | None:
     low, high, (of, _, bound) = self.min, self.max, self.measure
+    # Most documents pass without a look at each line.
     if low == -math.inf and bound and bound(document) <= high:
       return document
     left = []

@@ -98,24 +98,21 @@ def _words(texts: Sequence[bytes]) -> Ragged:
     # A word never goes on in the next block.
     end = content.find(_SEPARATOR, begin + _BLOCK_BYTES) + 1 or len(content)
     block = np.frombuffer(content, np.uint8, end - begin, begin)
-    word_begins = np.flatnonzero(_word_begins(block))
-    firsts.append(word_begins + begin)
-    hashes.append(_word_hashes(block, word_begins))
+    # A word begins after a separator, and at and after an East Asian character,
+    # which has three bytes.
+    is_letter = block > 0
+    is_east_asian = (block >= _EAST_ASIAN_FIRST) & (block <= _EAST_ASIAN_LAST)
+    is_begin = is_letter.copy()
+    is_begin[1:] &= ~is_letter[:-1]
+    is_begin |= is_east_asian
+    is_begin[3:] |= is_east_asian[:-3] & is_letter[3:]
+    begins = np.flatnonzero(is_begin)
+    firsts.append(begins + begin)
+    hashes.append(_word_hashes(block, begins))
     begin = end
   text_begins = _offsets(np.array([len(text) + 1 for text in texts], np.int64))
   offsets = np.searchsorted(np.concatenate(firsts), text_begins)
   return Ragged(np.concatenate(hashes), offsets)
-
-
-def _word_begins(block: np.ndarray) -> np.ndarray:
-  """bool: whether each byte is a word's first one."""
-  is_letter = block > 0
-  is_east_asian = (block >= _EAST_ASIAN_FIRST) & (block <= _EAST_ASIAN_LAST)
-  begins = is_letter.copy()
-  begins[1:] &= ~is_letter[:-1]
-  begins |= is_east_asian
-  begins[3:] |= is_east_asian[:-3] & is_letter[3:]
-  return begins
 
 
 def _word_hashes(block: np.ndarray, firsts: np.ndarray) -> np.ndarray:
@@ -145,6 +142,7 @@ def ngram_hashes(texts: Sequence[bytes], size: int) -> Ragged:
   shifts = np.repeat(begins[:-1] - words.offsets[:-1], counts)
   filled[np.arange(len(words.values)) + shifts] = words.values
 
+  # An n-gram's hash is a polynomial of its words' hashes, so order counts.
   numbers = lengths - size + 1
   offsets = _offsets(numbers)
   shifts = np.repeat(begins[:-1] - offsets[:-1], numbers)
@@ -173,17 +171,6 @@ def overlaps(texts: Sequence[bytes], ngrams: np.ndarray) -> np.ndarray:
 # Signatures -------------------------------------------------------------------
 
 
-def _shingle_sets(texts: Sequence[bytes]) -> Ragged:
-  """The distinct shingles of each text, sorted, as uint32."""
-  hashes, offsets = ngram_hashes(texts, SHINGLE_WORDS)
-  half = np.uint64(32)
-  owners = np.repeat(np.arange(len(texts), dtype=np.uint64), np.diff(offsets))
-  pairs = np.sort(owners << half | hashes >> half)
-  pairs = pairs[differs(pairs[np.newaxis])]
-  bounds = np.arange(len(texts) + 1, dtype=np.uint64) << half
-  return Ragged(pairs.astype(_SHINGLE_TYPE), np.searchsorted(pairs, bounds))
-
-
 def _band_keys(shingles: np.ndarray, begins: np.ndarray) -> np.ndarray:
   """uint64 [BANDS, n], equal where all minima of a band are.
 
@@ -191,6 +178,7 @@ def _band_keys(shingles: np.ndarray, begins: np.ndarray) -> np.ndarray:
   (x ^ masks[j]) * factors[j] modulo 2^32.
   """
   keys = np.zeros((BANDS, len(begins)), np.uint64)
+  # The same on all machines, as workers compare their files.
   random = _mixed(np.arange(1, 1 + 2 * BANDS * ROWS, dtype=np.uint64))
   masks, factors = random.astype(np.uint32).reshape(2, -1)
   for j, (mask, factor) in enumerate(zip(masks, factors | 1, strict=True)):
@@ -202,7 +190,15 @@ def _band_keys(shingles: np.ndarray, begins: np.ndarray) -> np.ndarray:
 
 def write_signatures(texts: Sequence[bytes], folder: str) -> None:
   """Writes the signatures of a piece's documents, in UTF-8, to its folder."""
-  shingles, offsets = _shingle_sets(texts)
+  # The distinct shingles of each text: sorted pairs (text, upper half of hash).
+  hashes, offsets = ngram_hashes(texts, SHINGLE_WORDS)
+  half = np.uint64(32)
+  owners = np.repeat(np.arange(len(texts), dtype=np.uint64), np.diff(offsets))
+  pairs = np.sort(owners << half | hashes >> half)
+  pairs = pairs[differs(pairs[np.newaxis])]
+  shingles = pairs.astype(_SHINGLE_TYPE)  # drops the text's number
+  bounds = np.arange(len(texts) + 1, dtype=np.uint64) << half
+  offsets = np.searchsorted(pairs, bounds)
   begins, sizes = offsets[:-1], np.diff(offsets)
   signatures = np.zeros((_OTHER_ROWS.stop, len(texts)), np.uint64)
   if texts:

@@ -35,6 +35,7 @@ def sentences(lines: Iterable[str], language: str) -> Iterator[str]:
 def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
   parts: list[str] = []  # of the paragraph so far
   size = 0
+  # Lines are joined while they continue; a paragraph without end is cut.
   for line in lines:
     joint = None
     if line and 0 < size < MAX_PARAGRAPH:

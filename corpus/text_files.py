@@ -107,7 +107,7 @@ def split_into_pieces(
   """Pieces of all files, in order; DataError for one that cannot be read."""
   pieces = []
   for path in paths:
-    # Lines of these would be taken for sentences.
+    # google/bert's reader takes any lines for sentences, also those of a table.
     if is_named(path, ".json", ".csv", ".tsv"):
       raise errors.DataError(
         f"{path}: its name is that of a table or of JSON, whose lines are not "
@@ -118,6 +118,8 @@ def split_into_pieces(
       size = on_disk.seek(0, os.SEEK_END)
     if not size:
       raise errors.DataError(f"{path}: the file is empty")
+    # Only plain bytes can be read from the middle, and only UTF-8 shows there
+    # where a character begins.
     if content is not on_disk or not text.is_utf8:
       pieces.append(Piece(path, 0, math.inf))
       continue
@@ -128,13 +130,12 @@ def split_into_pieces(
 
 def read_batches(piece: Piece, text: TextFormat) -> Iterator[Batch]:
   """The sentences of a piece; DataError names the line of bad text."""
-  parse = _json_sentences if is_jsonl(piece.path) else _text_sentences
   with _opened(piece, text) as (f, on_disk):
     lines, before = _raw_lines(f, piece), 0
     size_of = lambda line: len(line[1])
     for batch in gathered(lines, size_of, _BATCH_BYTES, _BATCH_LINES):
       left = sum(map(size_of, batch))
-      for sentences in parse(piece, batch, text):
+      for sentences in _sentences(piece, batch, text):
         size = min(left - 1, sum(map(len, sentences)))
         yield Batch(sentences, size, size if f is on_disk else 0)
         left -= size
@@ -171,10 +172,10 @@ def read_lines(
 def offset_lines(piece: Piece, text: TextFormat) -> Iterator[tuple[int, str]]:
   """(offset of its first byte, stripped line) for each line of a piece.
 
-  Long lines come in parts, as in `read_batches`; blank parts are left out, so
-  that "" is a blank line. DataError names the line of bad text.
+  Long lines come in parts. DataError names the line of bad text.
   """
   with _opened(piece, text) as (f, _):
+    # A part of a long line may be blank without being a blank line.
     at_start = True
     for offset, raw in _raw_lines(f, piece):
       line = _decoded(raw, offset, piece, text).strip()
@@ -268,6 +269,7 @@ def _raw_lines(f: BinaryIO, piece: Piece) -> Iterator[tuple[int, bytes]]:
       if not part:
         break
   limit = MAX_RECORD_BYTES if is_jsonl(piece.path) else MAX_LINE_BYTES
+  # A line belongs to the piece in which it starts, in all of its parts.
   rest, at_start = b"", True
   while not at_start or position < piece.end:
     line = rest + f.readline(limit - len(rest))
@@ -280,23 +282,17 @@ def _raw_lines(f: BinaryIO, piece: Piece) -> Iterator[tuple[int, bytes]]:
           f"{piece.path}: the record at byte {position} is longer than "
           f"{limit >> 20} MB: is there one a line?"
         )
-      length = _cut_at(line)
+      # It is cut after a space, or else between characters.
+      length = line.rfind(b" ", len(line) // 2) + 1
+      if not length:
+        # The last character may be incomplete: it starts in the last four
+        # bytes, at one that is no continuation (0b10xxxxxx).
+        tail = range(len(line) - 1, max(0, len(line) - 5), -1)
+        starts = (index for index in tail if line[index] & 0xC0 != 0x80)
+        length = next(starts, len(line))
       line, rest = line[:length], line[length:]
     yield position, line
     position += len(line)
-
-
-def _cut_at(line: bytes) -> int:
-  """Where to cut a line: after a space if there is one, else a character."""
-  size, space = len(line), line.rfind(b" ", len(line) // 2)
-  if space >= 0:
-    return space + 1
-  # The last character may be incomplete: it starts in the last four bytes, at
-  # one that is no continuation (0b10xxxxxx).
-  for index in range(size - 1, max(0, size - 5), -1):
-    if line[index] & 0xC0 != 0x80:
-      return index
-  return size
 
 
 def _decoded(line: bytes, offset: int, piece: Piece, text: TextFormat) -> str:
@@ -320,23 +316,22 @@ def _where(piece: Piece, text: TextFormat, offset: int) -> str:
   return f"{piece.path}: line {number}"
 
 
-def _text_sentences(piece, batch, text):
-  """Lists of sentences, with "" between documents, of plain lines."""
-  lines = [
-    _decoded(line, offset, piece, text).strip() for offset, line in batch
-  ]
-  yield list(prose.sentences(lines, text.prose))
-
-
-def _json_sentences(piece, batch, text):
-  """As `_text_sentences`, for JSON records: each is a document."""
-  for offset, line in batch:
-    decoded = _decoded(line, offset, piece, text).strip()
+def _sentences(
+  piece: Piece, batch: list[tuple[int, bytes]], text: TextFormat
+) -> Iterator[list[str]]:
+  """Lists of the sentences of some lines, with "" between documents."""
+  if not is_jsonl(piece.path):
+    lines = [_decoded(raw, at, piece, text).strip() for at, raw in batch]
+    yield list(prose.sentences(lines, text.prose))
+    return
+  # Each record is a document, which may be too long for one list.
+  for offset, raw in batch:
+    decoded = _decoded(raw, offset, piece, text).strip()
     if not decoded:
       continue
     record = parse_record(piece, offset, decoded, text)
-    lines = lines_of(record[text.text_field])
-    sentences = filter(None, prose.sentences(lines, text.prose))
+    lines_of_text = lines_of(record[text.text_field])
+    sentences = filter(None, prose.sentences(lines_of_text, text.prose))
     yield [""]
     yield from gathered(sentences, len, _BATCH_BYTES, _BATCH_LINES)
     yield [""]

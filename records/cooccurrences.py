@@ -30,11 +30,13 @@ def count(
   parts = [part for ids in sequences for part in (ids, apart)]
   ids = np.concatenate([apart, *parts], dtype=np.int32)
   blocks = []
+  # One block of columns for each offset.
   for offset in OFFSETS:
     far = abs(offset)
     before, after = np.arange(len(ids) - far), np.arange(far, len(ids))
     word, context = (before, after) if offset > 0 else (after, before)
     used = is_word[ids[word]] & (columns[ids[context]] >= 0)
+    # A special token between the two keeps them apart.
     if far == 2:
       used &= is_word[ids[before + 1]]
     indices = ids[word[used]], columns[ids[context[used]]]

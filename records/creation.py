@@ -45,6 +45,7 @@ def create(
   the others None. A DataError leaves existing records as they are and no
   unfinished work.
   """
+  # All that the user may have to change is found before any work is done.
   begin, worker = time.monotonic(), worker or work_dir.alone()
   paths = input_files.expand_patterns(settings.input_file)
   claim(settings, paths, settings.explicit_shards)
@@ -104,6 +105,7 @@ def claim(
   another data set. `num_shards`: None until the corpus decides.
   """
   flag = f"--output_file={settings.output_file}"
+  # No input may be overwritten.
   names, earlier = settings.shard_names(num_shards), None
   outputs = [os.path.join(settings.folder, name) for name in names]
   input_files.check_not_written(inputs, "--input_file", *outputs)
@@ -117,6 +119,7 @@ def claim(
     raise errors.UserError(
       f"{flag}: {e}: move it away, or give another name"
     ) from e
+  # Nor what belongs to others; the data set's own files are replaced.
   problems = [f"{path} is a folder" for path in outputs if os.path.isdir(path)]
   for path, (owner, _) in owners.items():
     if os.path.basename(owner) != os.path.basename(settings.manifest_path):
@@ -213,6 +216,7 @@ class _Creation(NamedTuple):
     join = functools.partial(self._join, phase, pieces, before)
     what = "another worker to put the tokens together"
     kept = self.work.once(counts_file, join, what, phase)
+    # The store has all of it: chunks would take as much disk again.
     if kept is not None:  # this worker joined them
       for chunk in phase.chunks():
         os.unlink(chunk)
@@ -241,6 +245,7 @@ class _Creation(NamedTuple):
     block_examples = _BLOCK_BYTES // _example_bytes(settings)
     block_tokens = block_examples * settings.max_seq_length
     encoder = token_store.load_tokenizer(self.tokenizer)
+    # Progress is in bytes on disk: what compressed text holds is not known.
     total = 0
     for path in {piece.path for piece in pieces}:
       total += stores.at(path).state()[0]

@@ -94,6 +94,7 @@ class CreationSettings(VocabularyFiles):
       object.__setattr__(self, "short_seq_prob", short)
     check(self)
     _ = self.text  # checks its settings
+    # What fits no single field's range: fields that depend on each other.
     size, paths = self.max_seq_length, self.output_paths
     folders = {os.path.dirname(os.path.abspath(path)) for path in paths}
     names = set(self.shard_names(None))
@@ -155,6 +156,7 @@ class CreationSettings(VocabularyFiles):
 
   def shard_names(self, num_shards: int | None) -> list[str]:
     """File names: those given, or NAME-00000-of-00004.EXT, ..."""
+    # A list of names is exact; one name may stand for several files.
     names = [os.path.basename(path) for path in self.output_paths]
     if num_shards in (None, len(names)):
       return names

@@ -85,14 +85,14 @@ def features_of_first(paths: list[str], vocab_size: int) -> dict[str, Feature]:
 
 def features_of_record(data: bytes, vocab_size: int) -> dict[str, Feature]:
   """The features of a data set with this record; DataError if it is damaged."""
-  found = decode_example(data)
+  values = decode_example(data)
   return record_features(
-    len(found.get("input_ids", ())),
-    len(found.get("masked_lm_ids", ())),
-    len(found.get("next_sentence_labels", ())),
+    len(values.get("input_ids", ())),
+    len(values.get("masked_lm_ids", ())),
+    len(values.get("next_sentence_labels", ())),
     vocab_size,
-    "masked_lm_ids" not in found,
-    "is_continuation" in found,
+    "masked_lm_ids" not in values,
+    "is_continuation" in values,
   )
 
 
@@ -109,6 +109,7 @@ def fake_features(
   It has so many `predictions`; None: a random number of them, not 0.
   """
   s, p, e = max_seq_length, max_predictions_per_seq, examples_per_record
+  # At least half full, and with room for all predictions beside [CLS], [SEP].
   length = int(rng.integers(min(s, max(s // 2, p + 2)), s + 1))
   examples = int(rng.integers(1, e + 1))
   token = np.arange(s)

@@ -99,11 +99,10 @@ def pairs_from_document(
 ) -> list[Example]:
   """Cuts one document into examples, in order (create_instances_from_document).
 
-  Sentences are gathered until they fill a sequence; A is a random number of
-  them, from the first on. Half of the time B is the others. Else, and always
-  after a single sentence, B is from another document and the next example
-  begins after A. With probability `short_seq_prob` all examples are shorter. A
-  and B have at least one token each and at most `max_seq_length - 3` together.
+  Half of the time, and always after a single sentence, B is from another
+  document and the next example begins after A. With probability
+  `short_seq_prob` all examples are shorter. A and B have at least one token
+  each and at most `max_seq_length - 3` together.
   """
   max_num_tokens = max_seq_length - SPECIAL_TOKENS_PER_EXAMPLE
   target = max_num_tokens
@@ -118,10 +117,12 @@ def pairs_from_document(
   begin = end = 0  # the chunk: sentences begin to end (exclusive)
   while end < num_sentences:
     end += 1
+    # Gather sentences until they fill a sequence, or the document ends.
     if end < num_sentences and offsets[end] - offsets[begin] < target:
       continue
     chunk = end - begin
     num_a = _randint(rng, 1, chunk - 1) if chunk >= 2 else 1
+    # A is a random number of them; B is the others, or from elsewhere.
     a_start, a_end = offsets[begin], offsets[begin + num_a]
     is_random_next = chunk == 1 or rng.random() < 0.5
     if is_random_next:
@@ -154,6 +155,7 @@ def sequences(
   With probability `short_seq_prob` a sequence is shorter.
   """
   examples: list[Example] = []
+  # The room that is left in the last sequence goes on to the next document.
   room = 0
   for document in chosen:
     first, last = documents.document_offsets[document : document + 2].tolist()

@@ -157,11 +157,9 @@ def mask_records(
   """Masks records, int or bool [B, S], with their `record_keys`, uint64 [B].
 
   A word is a token and the continuations after it; without `is_continuation`
-  every token is one. As in google/bert, a continuation belongs to the maskable
-  token before it even across [SEP] (a segment may have been cut inside a word),
-  and one at the start of an example begins a word. Words come in random order;
-  one that exceeds what is left to choose is skipped, so fewer tokens may be
-  chosen. ValueError if a record wants more than `max_predictions_per_seq`.
+  every token is one. Words come in random order; one that exceeds what is left
+  to choose is skipped, so fewer tokens may be chosen. ValueError if a record
+  wants more than `max_predictions_per_seq`.
   """
   rows, size = input_ids.shape
   # Examples are numbered through the batch, padding first in each row.
@@ -181,6 +179,9 @@ def mask_records(
     )
   tokens = np.flatnonzero(maskable_tokens(input_mask, segment_ids))
   example = example.ravel()[tokens]
+  # As in google/bert, a continuation belongs to the maskable token before it
+  # even across [SEP] (a segment may have been cut inside a word), and one at
+  # the start of an example begins a word.
   starts = np.ones(len(tokens), bool)
   if is_continuation is not None:
     continues = is_continuation.ravel()[tokens].astype(bool)
@@ -229,9 +230,12 @@ def _replace(input_ids, indices, keys, settings):
   rank = np.arange(len(indices)) - np.searchsorted(row, row)
   positions, labels = np.zeros((2, rows, p), np.int32)
   weights = np.zeros((rows, p), np.float32)
+  # Each row's predictions come first, in the order of their positions.
   positions[row, rank] = indices % size
   labels[row, rank] = input_ids.ravel()[indices]
   weights[row, rank] = 1.0
+  # The upper half of a hash decides what becomes of a token, the lower half
+  # which random token it is.
   fate = _hash(keys, indices, _FATE_STREAM, size)
   share = (fate >> np.uint64(32)) / 2.0**32
   low = fate & np.uint64(0xFFFFFFFF)

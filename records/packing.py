@@ -30,6 +30,8 @@ class _Record:
 
 
 class _OpenRecords:
+  """Records that are being filled, by the tokens that they have room for."""
+
   def __init__(self, max_seq_length: int):
     self._by_room: list[list[_Record]] = [[] for _ in range(max_seq_length + 1)]
     self._rooms = 0  # bit r is set where _by_room[r] is not empty
@@ -40,11 +42,13 @@ class _OpenRecords:
 
   def take(self, tokens: int, predictions: int) -> _Record | None:
     """Takes out the record with the least room for both, or returns None."""
+    # Bits of the rooms that are large enough; the lowest is the best fit.
     rooms = self._rooms >> tokens << tokens
     while rooms:
       lowest = rooms & -rooms
       room = lowest.bit_length() - 1
-      # Tries only the last record of each room.
+      # Only the last record of each room is tried: most have room for the
+      # predictions, which are a share of the tokens.
       if self._by_room[room][-1].predictions >= predictions:
         record = self._by_room[room].pop()
         if not self._by_room[room]:
@@ -67,6 +71,7 @@ def pack(
   lengths = np.asarray(tokens)
   order = order[np.argsort(-lengths[order], kind="stable")].tolist()
   packed, open_records = [], _OpenRecords(limits.max_seq_length)
+  # Best fit: the longest that are left go where the least room holds them.
   for i in order:
     record = open_records.take(tokens[i], predictions[i])
     if record is None:

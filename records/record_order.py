@@ -44,6 +44,7 @@ def permute(
   keys = chance.generate_state(_ROUNDS, np.uint64)
   values = np.asarray(positions).astype(np.uint64)
   outside = np.ones(values.shape, bool)
+  # Each round exchanges the halves; a value that is too large walks on.
   while outside.any():
     left, right = values[outside] >> half_bits, values[outside] & mask
     for key in keys:
@@ -72,6 +73,7 @@ class Order:
     return _by_group(all_at_once, in_epoch, epochs)
 
   def _from_windows(self, positions, epoch):
+    # Within a window, so that records that are read together are in memory.
     def shuffled(positions, window):
       start = window * self.window
       size = min(self.window, self.count - start)
@@ -87,6 +89,7 @@ class Order:
     whole_blocks = self.count // self.block
     whole, key = blocks < whole_blocks, (self.seed, epoch, _OF_BLOCKS)
     blocks[whole] = permute(blocks[whole], whole_blocks, *key)
+    # Each epoch numbers the records from another one on.
     first = permute(np.zeros(1, np.int64), self.count, self.seed, epoch)
     return (first + blocks * self.block + offsets) % self.count
 

@@ -57,6 +57,7 @@ def read_record(
 def _check_positions(record: Record) -> None:
   """Raises `DataError` if examples or tokens to predict are misplaced."""
   mask = record["input_mask"]
+  # Other programs' records, with 0 and 1, are the case of one example.
   steps = np.diff(mask, prepend=0)
   length = int(np.count_nonzero(mask))
   # Numbers may go up by 1, and to 0 where the padding begins.
@@ -248,6 +249,7 @@ def survey_file(
     if not most:
       tfrecord.verify_file(path, info)
     files = tfrecord.RecordSet([path])
+    # A sample is spread evenly over the file.
     numbers: Sequence[int] = range(len(files))
     if most and most < len(files):
       numbers = np.linspace(0, len(files) - 1, most).astype(int).tolist()

@@ -88,6 +88,7 @@ def _rows(
   tokens = np.zeros((rows, size), examples[0].ids.dtype)
   input_mask, segment_ids = np.zeros((2, rows, size), np.int32)
   labels = np.zeros((rows, settings.examples_per_record), np.int32)
+  # Examples stand one after another in a row, numbered from 1.
   for row, pack in enumerate(packs):
     start = 0
     for index, number in enumerate(pack):
@@ -98,6 +99,8 @@ def _rows(
       segment_ids[row, start:end] = segments
       labels[row, index] = is_random_next
       start = end
+  # Whole-word masks need to know which tokens continue a word; records without
+  # them have no such feature.
   bit = token_store.continuation_bit(tokens.dtype)
   features = {
     "input_ids": (tokens & (bit - 1)).astype(np.int32),
@@ -183,6 +186,7 @@ def _block_rows(
     settings.masked_lm_prob, most, tokenizer.mask_id, tokenizer.vocab_size
   )
   limits = packing.Limits(size, most, settings.examples_per_record)
+  # A record must have room for the tokens and the predictions of its examples.
   tokens = [len(example.ids) for example in examples]
   wanted = masking.num_to_predict(tokens, masks)
   key = _SHUFFLE_STREAM, task.shard, block
@@ -191,6 +195,7 @@ def _block_rows(
   for begin in range(0, len(packs), _ENCODE_ROWS):
     rows = _rows(examples, packs[begin : begin + _ENCODE_ROWS], settings)
     if not settings.dynamic_masks:
+      # Masks depend on the record's number in its shard, not on the block.
       numbers = first + begin + np.arange(len(rows["input_ids"]))
       columns = rows["input_ids"], rows["input_mask"], rows["segment_ids"]
       keys = masking.record_keys(settings.random_seed, task.shard, numbers)

@@ -34,7 +34,10 @@ def _varint_rows(values: np.ndarray) -> list[bytes]:
     raise ValueError(f"negative value {values.min()} in a record's feature")
   if top < 0x80:
     flat = values.astype(np.uint8).tobytes()
+    # Small values, as of masks and segments, take a byte each.
     return [flat[i * n : (i + 1) * n] for i in range(rows)]
+  # All values as groups of seven bits; then those that a value does not use
+  # are left out, for whole arrays at once.
   width = (top.bit_length() + 6) // 7
   shifts = np.arange(width, dtype=np.uint64) * np.uint64(7)
   rest = values.astype(np.uint64)[:, :, None] >> shifts  # [B, n, width]

@@ -58,6 +58,8 @@ class ShardInfo:
 
 
 class _ShardWriter:
+  """Frames records, and counts what the index and the manifest say of them."""
+
   def __init__(self, path: str, file: BinaryIO):
     self._path, self._file = path, file
     self._sha256 = hashlib.sha256()
@@ -93,6 +95,7 @@ def scan_offsets(path: str, data: mmap.mmap) -> np.ndarray:
   offsets = array.array("q", [0])  # a fifth of a list's memory
   start, end = 0, len(data)
   while start < end:
+    # Only a length with the right checksum may be jumped over.
     stop = end + 1
     if start + _HEADER.size <= end:
       length, crc = _HEADER.unpack_from(data, start)
@@ -109,6 +112,8 @@ def scan_offsets(path: str, data: mmap.mmap) -> np.ndarray:
 
 
 class _RecordFile:
+  """An open record file and the offsets of its records."""
+
   def __init__(self, path: str, use_index: bool = True):
     self.path = path
     with input_files.open_input(path) as f:

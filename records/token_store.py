@@ -103,6 +103,7 @@ def _tokenize_chunk(task: PieceTask, chunk: list[Batch], path: str) -> None:
     for number in range(len(lines) - 1, 0, -1):
       if lines[number - 1] and lines[number]:
         lines[number] = tokenizer.joiner + lines[number]
+  # Whole-word masks need the words' borders, which ids alone do not show.
   if task.mark_words:
     words = tokenizer.encode_words(lines)
     encoded = [word.ids for word in words]
@@ -186,6 +187,7 @@ class StoreWriter:
         text_bytes, bytes_on_disk, letters = chunk["read"].tolist()
     except (EOFError, ValueError, KeyError, zipfile.BadZipFile) as e:
       raise errors.DataError(f"{path}: damaged ({e}); {_REMEDY}") from e
+    # A chunk may end inside a document, which goes on in the next one.
     if self._at_break:
       starts = np.union1d(starts, [0])
     inside = starts[starts < len(lengths)]

@@ -78,7 +78,8 @@ def count(
 
 
 def log_frequencies(counts: np.ndarray) -> np.ndarray:
-  """float64 [vocab_size], in nats: each count is one more than it is."""
+  """float64 [vocab_size], in nats."""
+  # Laplace's smoothing: a token that never occurs has a finite logarithm.
   smoothed = counts + 1
   return np.log(smoothed / smoothed.sum())
 

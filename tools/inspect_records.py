@@ -83,6 +83,7 @@ def main(settings: InspectSettings, *words: str) -> None:
   # A shell's own globs match files beside records, too.
   names = [name for name in words if not name.endswith(input_files.SIDE_FILES)]
   paths = input_files.expand_patterns(",".join(names or words))
+  # Files of one manifest are shown together, whatever the patterns were.
   manifests = data_set.find_manifests(paths)
   data_sets = collections.defaultdict(list)  # by the manifest's path
   for path in paths:

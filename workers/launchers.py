@@ -89,6 +89,7 @@ def worker_of(settings: WorkerSettings, environ: Mapping[str, str]) -> Worker:
       f"--workers={count} --worker={number}: --worker must be 0 to "
       f"{count - 1}, or --workers larger"
     )
+  # One worker needs no name: nobody else can belong to its run.
   if count == 1:
     return alone()
   names = [environ[name] for name in launcher.run if name in environ]

@@ -52,6 +52,7 @@ class Leases(NamedTuple):
 
     `gone` are workers that have ended, beside those whose file is gone.
     """
+    # The first lease whose owner is not alive, and so no longer works.
     number = 0
     while True:
       lease = os.path.join(self.folder, LEASES, f"{name}.{number}")
@@ -186,6 +187,7 @@ def heart(folder: str) -> Iterator[Leases]:
   aside = os.path.join(folder, worker)
   ended = threading.Event()
 
+  # A thread, so that it beats while the worker computes.
   def beat():
     while not ended.wait(BEAT_SECONDS):
       with contextlib.suppress(OSError):

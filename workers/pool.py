@@ -48,6 +48,7 @@ class Pool:
       if any(future.running() for future in set(self._unfinished)):
         console.tell("waiting for the end of what one worker is doing ...")
     elif error:
+      # Their files appear whole or not at all, so they may end at any time.
       for process in multiprocessing.active_children():
         process.terminate()
     self._pool.shutdown(cancel_futures=True)
@@ -66,6 +67,7 @@ class Pool:
       yield from self._pool.map(function, *arguments)
 
   def _note_end(self, future: concurrent.futures.Future) -> None:
+    # In a thread of the executor; `raise_error` raises it in the caller's.
     self._unfinished.discard(future)
     if not future.cancelled() and self._error is None:
       self._error = future.exception()

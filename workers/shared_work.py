@@ -133,6 +133,7 @@ class SharedWork(NamedTuple):
     moves = list(moves)
     for output in stale:
       output.remove()
+    # From here on the output is not whole until the mark is moved.
     source, mark = moves[-1]
     if os.path.exists(source):
       mark.remove()
@@ -142,6 +143,7 @@ class SharedWork(NamedTuple):
         output.take(source)
     self.attempt.finish()
 
+  # What a single worker does needs a lease, but no process of its own.
   def _take(self, name: str) -> str | None:
     return self.attempt.leases.take(name, self.attempt.gone)
 
@@ -156,6 +158,7 @@ class Phase:
     self, function: Callable, tasks: Sequence[leases.Task], work: SharedWork
   ):
     self._function, self._tasks, self._work = function, tasks, work
+    # A look first: tasks of workers that are gone already are free.
     work.attempt.has_lost_workers()
     self.kept = len(tasks) - self._offer()  # those done before
 

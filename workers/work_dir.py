@@ -96,6 +96,8 @@ class Attempt:
   def leave(self, worker: Worker) -> None:
     """Deletes the work; the last worker of its run deletes the attempt."""
     _delete_work(self.path)
+    # Plan and end stay until the last worker of the run has come: a late one
+    # must see that nothing is left to do.
     run = _run_folder(self.path, worker)
     with contextlib.suppress(FileNotFoundError):  # another was the last
       open(os.path.join(run, str(worker.number)), "wb").close()
@@ -117,6 +119,7 @@ def work_folder(job: Job, worker: Worker) -> Iterator[Attempt]:
   in the folder by another plan, or if it holds other files.
   """
   path = _join_attempt(job, worker)
+  # A worker shows that it is alive before it looks at the work.
   try:
     with leases.heart(path) as worker_leases:
       attempt = Attempt(path, job, worker_leases)
@@ -182,6 +185,7 @@ def _newest_attempt(job: Job) -> int:
   for name in sorted(os.listdir(job.folder)):
     if name.isdigit():
       newest = max(newest, int(name))
+    # Whatever else is there may be a user's: nothing of it is deleted.
     elif not name.endswith(_ASIDE):
       raise errors.UserError(
         f"{job.folder}: holds {name}, which this command did not make: move "
@@ -246,6 +250,7 @@ def _begin(number: int, job: Job, worker: Worker) -> bool:
     if not os.path.exists(path):
       raise
     return False
+  # Older attempts, and what killed workers left of new ones.
   for name in set(os.listdir(folder)) - {str(number)}:
     if int(name.partition(".")[0]) <= number:
       _delete(os.path.join(folder, name))
