@@ -211,9 +211,11 @@ class Description:
     return known | agreement.of_task(self.task)
 
 
-def read(folder: str | None) -> Description:
-  """Raises `DataError` for a damaged file."""
-  folder = folder or ""
+NOTHING = Description("", (), {})
+
+
+def read(folder: str) -> Description:
+  """What a folder says; "" is none. Raises `DataError` for a damaged file."""
   remedy = (
     "bring back the file that the training wrote, move it away, or give "
     "another folder"

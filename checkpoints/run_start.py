@@ -7,6 +7,7 @@ import os
 
 from checkpoints import agreement, checkpoint_files, description, metrics
 from checkpoints.checkpoint_files import Checkpoint, CheckpointFiles
+from checkpoints.description import Description
 from common.errors import UserError
 from config import training_plan
 
@@ -33,7 +34,7 @@ def _newest_start(config, snapshot) -> list[int] | None:
   newest = CheckpointFiles(config.output_dir, keep=1).newest_whole()
   if not newest:
     return None
-  before = description.read(config.output_dir)
+  before = origin_of(config)
   now = agreement.of_start(config.as_dict())
   agreement.agree(before.facts(), now, before.folder, (agreement.RUN,))
   start = [int(n) for n in Checkpoint(newest)[_STATE]]
@@ -52,23 +53,22 @@ def begun_stages(stages, number: int) -> dict:
   return {"begun_stages": begun}
 
 
-def cooldown(named: str, output_dir: str) -> str:
-  """The checkpoint that --cooldown_from=`named` means for `output_dir`.
+def cooldown(named: str, about: Description, begun: bool) -> str:
+  """The checkpoint that --cooldown_from=`named` means.
 
-  A run that has begun keeps its own. Raises `UserError` unless the checkpoint
-  is of the part of its run with a constant rate.
+  `about` is the run's own folder if it has `begun`, which keeps its checkpoint;
+  else the folder that is named. Raises `UserError` unless the checkpoint is of
+  the part of its run with a constant rate.
   """
-  named = checkpoint_files.prefix_of(os.path.normpath(named))
-  if checkpoint_files.has_begun(output_dir):
-    if begun := description.read(output_dir).training:
-      kept = begun["flags"].get("cooldown_from")
-      if kept and named == os.path.dirname(kept):
-        named = kept
-      was, now = {"cooldown_from": kept}, {"cooldown_from": named}
-      agreement.agree(was, now, output_dir, (agreement.START,))
-      return named
-  folder = named if os.path.isdir(named) else os.path.dirname(named)
-  run = description.read(folder).training
+  run, folder = about.training, about.folder
+  if begun and run:
+    kept = run["flags"].get("cooldown_from")
+    if kept and named == os.path.dirname(kept):
+      named = kept
+    was, now = {"cooldown_from": kept}, {"cooldown_from": named}
+    agreement.agree(was, now, folder, (agreement.START,))
+  if begun:
+    return named
   if run is None:
     raise UserError(
       f"--cooldown_from={named}: {folder or '.'} is no folder of a training"
@@ -116,16 +116,23 @@ def _has_fallen(reports: list[dict], first: int, step: int) -> bool:
   return len(rates) > 1 and rates[-1] < rates[-2]
 
 
-def check_vocabulary(config, data: dict) -> None:
-  """Raises `UserError` for records of other words than the model's.
+def origin_of(config) -> Description:
+  """What the folder says that a run goes on from.
 
-  `data` is as in run.json. The model is --output_dir's if it has a checkpoint,
-  else --cooldown_from's or --init_checkpoint's.
+  It is --output_dir if that has a checkpoint, else --cooldown_from's or
+  --init_checkpoint's.
   """
   folder = config.output_dir or ""
   if not checkpoint_files.has_begun(folder):
-    start = config.cooldown_from or config.init_checkpoint
-    folder = description.folder_of(start)
-  before = description.read(folder).facts()
-  now = agreement.of_start({}, None, data)
-  agreement.agree(before, now, folder, (agreement.MODEL,))
+    branch = getattr(config, "cooldown_from", None)
+    folder = description.folder_of(branch or config.init_checkpoint)
+  return description.read(folder)
+
+
+def check_vocabulary(config, data: dict) -> None:
+  """Raises `UserError` for records of other tokens than the model's.
+
+  `data` is as in run.json.
+  """
+  before, now = origin_of(config), agreement.of_start({}, None, data)
+  agreement.agree(before.facts(), now, before.folder, (agreement.MODEL,))

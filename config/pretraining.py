@@ -222,7 +222,15 @@ class RunConfig:
   @classmethod
   def from_flags(cls, flags) -> Self:
     """The config of flags alone: no folder of a model is looked at."""
-    return settings.from_flags(cls, flags, cls.found(flags))
+    given = settings.given(flags)
+    named = cls.read_files(given)
+    return settings.from_flags(cls, flags, cls.found(given | named), named)
+
+  @classmethod
+  def read_files(cls, given: dict) -> dict:
+    """Field -> content of files that flags name, that others need, too."""
+    del given
+    return {}
 
   @classmethod
   def defaults(cls, task: dict, given: dict) -> dict:
@@ -231,9 +239,12 @@ class RunConfig:
     return {}
 
   @classmethod
-  def found(cls, flags) -> dict:
-    """Flags whose values are in files that others name: name -> value."""
-    del flags
+  def found(cls, given: dict) -> dict:
+    """Flags whose values are in files that others name: name -> value.
+
+    `given` are the flags that are given, with the content of `read_files`.
+    """
+    del given
     return {}
 
   def check_files(self) -> None:
@@ -501,24 +512,28 @@ class PretrainingConfig(RunConfig):
     _check_needs(flag, needs)
 
   @classmethod
-  def found(cls, flags):
+  def read_files(cls, given):
+    if "stages" not in given:
+      return {}
+    return {"stages": stages.read(given["stages"])}
+
+  @classmethod
+  def found(cls, given):
     found = {}
-    if flags.stages is not None:  # what each stage has need not be a flag
-      each = stages.read(flags.stages)
+    if "stages" in given:  # what each stage has need not be a flag
+      each = given["stages"]
       in_all = set.intersection(*map(set, each))
       if "input_file" in in_all:
         found["input_file"] = each[0]["input_file"]
       if "global_batch_size" in in_all:
         found["global_batch_size"] = each[0]["global_batch_size"][1]
-    if flags.config_json is not None:
-      given = settings.given(flags)
-      found |= deepspeed_json.flags_of(cls, flags.config_json, given)
+    if "config_json" in given:
+      found |= deepspeed_json.flags_of(cls, given["config_json"], given)
     return found
 
   def check_files(self):
-    for files in (self.input_file, self.do_eval and self.eval_input_file):
-      if files and (self.do_train or self.do_eval):
-        input_files.expand_patterns(files)
+    if self.do_eval and self.eval_input_file:
+      input_files.expand_patterns(self.eval_input_file)
 
   def how_to_continue(self):
     if self.cooldown_from:

@@ -6,10 +6,9 @@ import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar
 
-from checkpoints import description
+from checkpoints import run_start
 from common.errors import DataError, UserError
 from finetuning.task import FinetuningTask
-from finetuning.task_file import model_folder
 
 _MOST_LABELS = 1000
 
@@ -58,9 +57,7 @@ class LabelledTask(FinetuningTask):
 
   def _labels_of_model(self) -> list[str]:
     """Of the model that is used or trained on; [] if no file says them."""
-    start = description.folder_of(self.config.init_checkpoint)
-    folder = model_folder(self.config) or start
-    return description.read(folder).task.get("labels", [])
+    return run_start.origin_of(self.config).task.get("labels", [])
 
   def _labels_of_file(self) -> list[str]:
     """Those in the training's file."""

@@ -113,11 +113,9 @@ class FinetuningConfig(kinds.VocabularyFiles, RunConfig):
   def _vocabulary(self) -> dict[str, str]:
     """Flag -> file: the flags' vocabulary, or the model folder's copy of it."""
     files = self.named_vocabulary()
-    folder = task_file.model_folder(self)
     is_there = files and all(map(os.path.isfile, files.values()))
-    if folder is not None and not is_there:
-      files = task_file.kept_vocabulary(folder) or files
-    return files
+    model = None if is_there else task_file.binding(self)
+    return (model and task_file.kept_vocabulary(model)) or files
 
   def tokenizer(self) -> Encoder:
     """Of the flags' vocabulary, or else of the model folder's copy of it."""

@@ -8,6 +8,7 @@ import dataclasses
 import filecmp
 import glob
 import os
+from typing import NamedTuple
 
 from checkpoints import (
   agreement,
@@ -52,6 +53,14 @@ class Given(kinds.VocabularyFiles):
 
 
 NOTHING_GIVEN = Given()
+
+
+class Located(NamedTuple):
+  """Where a model is."""
+
+  path: str  # a checkpoint's prefix, or a folder
+  chosen: str  # why this checkpoint
+  about: Description  # of the folder with its files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,12 +127,17 @@ def find(model: str, given: Given = NOTHING_GIVEN) -> Source:
 
   Raises `UserError` if a part is missing, damaged, or contradicts `given`.
   """
-  named = given.named_vocabulary()
-  path, chosen, folder = locate(model)
-  if not (os.path.isdir(path) or checkpoint_files.hold(path)):
+  located = locate(model)
+  if not (os.path.isdir(located.path) or checkpoint_files.hold(located.path)):
     # The run that wrote it has removed it meanwhile: choose again.
-    path, chosen, folder = locate(model)
-  about = description.read(folder)
+    located = locate(model)
+  return parts_of(located, given)
+
+
+def parts_of(located: Located, given: Given = NOTHING_GIVEN) -> Source:
+  """`find` of a model that is located."""
+  path, chosen, about = located
+  folder, named = about.folder, given.named_vocabulary()
   task_file, task = os.path.join(folder, TASK_FILE), about.task
   if not task:
     task_file, task = pretraining_task(about, given)
@@ -190,22 +204,26 @@ def find_vocabulary(task: dict, named: dict, folder: str) -> dict[str, str]:
   return named or files
 
 
-def locate(model: str) -> tuple[str, str, str]:
-  """Checkpoint or export, why this one, and the folder of its files."""
+def locate(model: str) -> Located:
+  """Finds the checkpoint or export that a name means; reads its folder."""
+  path, chosen, folder = model, "", model
   if is_export(model):
-    return model, "exported", os.path.join(model, EXTRA_FOLDER)
-  if huggingface_folder.is_folder(model):
-    return model, "a Hugging Face folder", model
-  if os.path.isdir(model):
-    return *_find_checkpoint(model, description.read(model).task), model
-  prefix = checkpoint_files.prefix_of(model)
-  if not (model and glob.glob(glob.escape(prefix) + ".*")):
-    raise UserError(
-      f"{model}: no such model. Name a run folder, a checkpoint (such as "
-      "OUTPUT_DIR/model.ckpt-1000), a Hugging Face folder, or an exported one "
-      "(convert_checkpoint.py --to=saved_model)"
-    )
-  return prefix, "as named", os.path.dirname(prefix)
+    chosen, folder = "exported", os.path.join(model, EXTRA_FOLDER)
+  elif huggingface_folder.is_folder(model):
+    chosen = "a Hugging Face folder"
+  elif not os.path.isdir(model):
+    path = checkpoint_files.prefix_of(model)
+    if not (model and glob.glob(glob.escape(path) + ".*")):
+      raise UserError(
+        f"{model}: no such model. Name a run folder, a checkpoint (such as "
+        "OUTPUT_DIR/model.ckpt-1000), a Hugging Face folder, or an exported "
+        "one (convert_checkpoint.py --to=saved_model)"
+      )
+    chosen, folder = "as named", os.path.dirname(path)
+  about = description.read(folder)
+  if not chosen:
+    path, chosen = _find_checkpoint(model, about.task)
+  return Located(path, chosen, about)
 
 
 def is_model(path: str) -> bool:

@@ -89,15 +89,16 @@ def write_checkpoint(model: Model, prefix: str) -> list[str]:
 def _is_same(path: str, content: bytes, model: Model) -> bool:
   """Whether a file holds this content, or says the same in other words."""
   folder, name = os.path.split(path)
+  if name not in (CONFIG_FILE, TASK_FILE):
+    return input_files.read(path) == content
+  about = description.read(folder)
   if name == CONFIG_FILE:
-    bert = description.read(folder).bert
+    bert = about.bert
     return bert is not None and not bert.differences(model.source.bert)
-  if name == TASK_FILE:
-    said = {**description.read(folder).task}
-    for key in agreement.OF_FILES:
-      said.pop(key, None)
-    return not task_differences(said, model.task)
-  return input_files.read(path) == content
+  task = {**about.task}
+  for key in agreement.OF_FILES:
+    task.pop(key, None)
+  return not task_differences(task, model.task)
 
 
 def write_folder(

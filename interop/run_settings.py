@@ -6,16 +6,16 @@ from typing import Any, NamedTuple
 
 from checkpoints import agreement, checkpoint_files, description, run_start
 from checkpoints.description import Description
-from common import errors, input_files, processes, settings
+from common import errors, processes, settings
 from common.errors import UserError
 from common.files import file_sha256
-from config import stages
+from common.model_files import RUN_FILE
 from config.bert_config import BertConfig, is_preset, read_bert
 from config.pretraining import PretrainingConfig
-from finetuning import task_file
 from interop import model_source
-from interop.model_source import NOTHING_GIVEN, Given
-from records import data_set
+from interop.model_source import NOTHING_GIVEN, Given, Located
+from records import data_set, record_files
+from records.record_files import RecordFiles
 from text_encoders import kinds, tokenizer_files
 from training import services
 
@@ -55,16 +55,20 @@ def read_command(kind: type) -> Command:
 
 
 class Origin(NamedTuple):
-  """What a run goes on from."""
+  """What a run goes on from: a run, another run, a model, or nothing."""
 
-  about: Description  # of its own folder, or of --init_checkpoint's
-  resumes: bool  # it has a checkpoint of its own
-  init: str | None  # the checkpoint of --init_checkpoint
+  about: Description  # of that folder
+  continues: bool  # a run, in its own folder or as a cooldown
+  init: str | None = None  # the checkpoint of --init_checkpoint
+  branch: str | None = None  # the checkpoint of --cooldown_from
+  model: Located | None = None  # of --init_checkpoint, for a new run
+  chosen: str = ""  # the checkpoint that a new run reads
+  lines: tuple[str, ...] = ()  # for the log
 
-  @property
-  def starts(self) -> bool:
-    """Whether it is a new run with the weights of another model."""
-    return bool(self.init) and not self.resumes
+  def hold(self) -> bool:
+    """Opens what a new run reads; False if another run has removed it."""
+    is_folder = os.path.isdir(self.chosen)  # Hugging Face's
+    return not self.chosen or is_folder or checkpoint_files.hold(self.chosen)
 
 
 def configured(kind: type, flags) -> tuple[Any, list[str]]:
@@ -75,223 +79,234 @@ def configured(kind: type, flags) -> tuple[Any, list[str]]:
   contradicts them.
   """
   given = settings.given(flags)
-  in_files = kind.found(flags)
+  # Each file that a flag names is read once, here.
+  named: dict[str, Any] = kind.read_files(given)
+  in_files = kind.found(given | named)
   values = in_files | given
-  if values.get("stages"):
-    values |= stages.read(values["stages"])[0]  # what is read first
-  origin, named, lines = _origin(values.get("output_dir") or "", given)
-  defaults: dict[str, Any] = {}
+  if named.get("stages"):
+    values |= named["stages"][0]  # what is read first
+  origin = find_origin(values.get("output_dir") or "", given)
+  trains = bool(values.get("do_train") or values.get("dry_run"))
+  held_out = None if trains else values.get("eval_input_file")
+  files = held_out or values.get("input_file")
+  records = record_files.find(files) if files else None
   if kind is PretrainingConfig:
-    learned, told = _learned(values, origin)
-    defaults |= learned
-    if origin.starts and values.get("input_file"):
-      told += other_text(named["init_checkpoint"], values["input_file"])
+    defaults, lines = _objective(values, trains, origin, records)
+    if origin.model and records:
+      lines += other_text(origin.model, records)
   else:
-    defaults, told = _of_model(given, origin)
-    defaults |= _task_flags(kind, values | named, given)
-  lines += told
-  bert, told = _bert(kind, defaults | values, origin)
+    defaults, lines = _of_model(given, origin)
+    defaults |= _of_task(kind, values, given, origin)
+  bert, of_bert = _bert(kind, defaults | values, origin, records)
   if bert:
     named["bert_config_file"] = bert
+  if origin.init:
+    named["init_checkpoint"] = origin.init
+  if origin.branch:
+    named["cooldown_from"] = origin.branch
   config = settings.from_flags(kind, flags, defaults | in_files, named)
-  # A run that still trains may have removed what was chosen: choose again.
-  if not all(map(checkpoint_files.hold, _checkpoints(origin, named))):
-    return configured(kind, flags)
-  return config, lines + told
+  if not origin.hold():
+    return configured(kind, flags)  # chooses again
+  return config, [*origin.lines, *lines, *of_bert]
 
 
-def _checkpoints(origin: Origin, named: dict) -> list[str]:
-  """The other runs' checkpoints that a new run reads."""
-  chosen = [named.get("cooldown_from"), origin.init if origin.starts else None]
-  return [path for path in chosen if path and not os.path.isdir(path)]
+def find_origin(run: str, given: dict) -> Origin:
+  """Finds what a run in the folder `run` goes on from, and reads it."""
+  branch, init = given.get("cooldown_from"), given.get("init_checkpoint")
+  begun = checkpoint_files.has_begun(run)
+  if init and not (begun or branch):
+    model = model_source.locate(init)
+    if model_source.is_export(model.path):
+      raise UserError(f"--init_checkpoint={init} is exported, no checkpoint")
+    line = f"--init_checkpoint={init}: {model.path} ({model.chosen})"
+    lines = (line,) if os.path.isdir(init) else ()
+    return Origin(
+      model.about, False, model.path, None, model, model.path, lines
+    )
+  folder = run
+  if branch:
+    branch = checkpoint_files.prefix_of(os.path.normpath(branch))
+    if not (begun and os.path.exists(os.path.join(run, RUN_FILE))):
+      folder = branch if os.path.isdir(branch) else os.path.dirname(branch)
+  about, notes = description.read(folder), []
+  if branch:
+    branch = run_start.cooldown(branch, about, folder == run)
+    notes.append(f"--cooldown_from={given['cooldown_from']}: {branch}")
+  if init and begun:
+    init, ignored = _ignored(init, about)
+    notes += ignored
+  chosen = branch if branch and not begun else ""
+  continues = begun or bool(branch)
+  return Origin(about, continues, init, branch, None, chosen, tuple(notes))
 
 
-def _origin(run: str, given: dict) -> tuple[Origin, dict, list[str]]:
-  """What a run in the folder `run` goes on from, and the files it names.
+def _ignored(init: str, about: Description) -> tuple[str, list[str]]:
+  """The checkpoint that a run which resumes was started from; lines about it.
 
-  Returns lines about them, too.
+  --init_checkpoint means nothing to it.
   """
-  named, lines = {}, []
-  if branch := given.get("cooldown_from"):
-    named["cooldown_from"] = run_start.cooldown(branch, run)
-    lines.append(f"--cooldown_from={branch}: {named['cooldown_from']}")
-    if not model_source.is_model(run):
-      run = os.path.dirname(named["cooldown_from"])
-  resumes = checkpoint_files.has_begun(run)
-  init = given.get("init_checkpoint")
-  if init:
-    init, told = _initial(init, run, resumes)
-    named["init_checkpoint"] = init
-    lines += told
-  is_new = init and not resumes
-  about = description.read(description.folder_of(init) if is_new else run)
-  return Origin(about, resumes, init), named, lines
+  if not os.path.isdir(init):
+    return checkpoint_files.prefix_of(init), []
+  flags = about.training["flags"] if about.training else {}
+  path = flags.get("init_checkpoint") or ""
+  if path == init or path.startswith(os.path.join(init, "")):
+    return path, []
+  start = f"was started from {path}" if path else "has begun"
+  return path or init, [
+    f"--init_checkpoint={init} is ignored: {about.folder} holds a run that "
+    f"{start}"
+  ]
 
 
 def _of_model(given: dict, origin: Origin) -> tuple[dict, list[str]]:
   """Vocabulary and case of a new run's model, or of its words, and lines."""
   names = given.keys() & vars(NOTHING_GIVEN)
   parts = Given(**{name: given[name] for name in names})
+  if origin.model:
+    source = model_source.parts_of(origin.model, parts)
+    flags: dict[str, Any] = {**source.vocabulary}
+    if not source.assumed_case:
+      flags["do_lower_case"] = source.task["do_lower_case"]
+    return flags, [*source.notes, *source.assumed_case]
   files = parts.named_vocabulary()
-  if not origin.starts:
-    if origin.resumes or not files:
-      return {}, []
-    encoder, lines = tokenizer_files.load(files, parts.do_lower_case)
-    return {"do_lower_case": encoder.do_lower_case}, lines
-  source = model_source.find(origin.init, parts)
-  flags: dict[str, Any] = {**source.vocabulary}
-  if not source.assumed_case:
-    flags["do_lower_case"] = source.task["do_lower_case"]
-  return flags, [*source.notes, *source.assumed_case]
+  if origin.continues or not files:
+    return {}, []
+  encoder, lines = tokenizer_files.load(files, parts.do_lower_case)
+  return {"do_lower_case": encoder.do_lower_case}, lines
 
 
-def _initial(init: str, run: str, resumes: bool) -> tuple[str, list[str]]:
-  """The name of the checkpoint of --init_checkpoint, and lines about it."""
-  if not os.path.isdir(init):
-    init = checkpoint_files.prefix_of(init)
-    if not resumes:
-      model_source.locate(init)
-    return init, []
-  began = description.read(run).training if resumes else None
-  path = (began and began["flags"].get("init_checkpoint")) or ""
-  inside = path == init or path.startswith(os.path.join(init, ""))
-  if resumes:  # from a checkpoint of its own
-    if inside:
-      return path, []
-    line = (
-      f"--init_checkpoint={init} is ignored: {run} holds a run that "
-      f"{f'was started from {path}' if path else 'has begun'}"
-    )
-    return path or init, [line]
-  chosen = "from which this run was started"
-  if not (inside and (path == init or os.path.exists(f"{path}.index"))):
-    path, chosen, _ = model_source.locate(init)
-  if model_source.is_export(path):
-    raise UserError(f"--init_checkpoint={init} is exported, no checkpoint")
-  return path, [f"--init_checkpoint={init}: {path} ({chosen})"]
-
-
-def _task_flags(kind: type, values: dict, given: dict) -> dict[str, Any]:
-  """The flags that task.json of the model that binds a run sets."""
-  folder = task_file.model_folder(values)
-  task = description.read(folder).task
+def _of_task(kind: type, values: dict, given: dict, origin: Origin) -> dict:
+  """The flags that task.json of the model sets, where it binds the run."""
+  trains = values.get("do_train", False)
+  # A training may use another task's model.
+  binds = origin.continues or (origin.model and not trains)
+  task = origin.about.task if binds else {}
   defaults = kind.defaults(task, given)
-  scopes = agreement.scopes(values.get("do_train", False))
   before = {"task": kind.kind, **defaults}
-  agreement.agree(before, given, folder or "", scopes)
+  scopes = agreement.scopes(trains)
+  agreement.agree(before, given, origin.about.folder, scopes)
   return defaults
 
 
 def _bert(
-  kind: type, values: dict, origin: Origin
+  kind: type, values: dict, origin: Origin, records: RecordFiles | None
 ) -> tuple[BertConfig | None, list[str]]:
   """The BERT config if no file is given that says all, and lines about it."""
   name, about = values.get("bert_config_file"), origin.about
-  bert = about.bert if origin.starts or about.folder else None
-  binds = bert and (origin.starts or (origin.resumes and is_preset(name)))
+  bert = about.bert if origin.model or about.folder else None
+  binds = bert and (origin.model or (origin.continues and is_preset(name)))
   if binds:
-    model_source.read_config(name, about, origin.init or about.folder)
+    model = origin.init or about.folder
+    config = model_source.read_config(name, about, model)
+    if name and not is_preset(name):
+      return config, []
   if bert and (not name or (binds and is_preset(name))):
     return bert, [f"{agreement.BERT_FLAG}={about.bert_file}, as found"]
   if not is_preset(name):
     return None, []
-  bert, rows = read_bert(name), _vocabulary_size(kind, values)
-  said_by = "its file"
+  bert, rows = read_bert(name), None
+  if kind is not PretrainingConfig:
+    files = {flag: values.get(flag) for flag in kinds.BY_FLAG}
+    rows = kinds.load_tokenizer(**files).vocab_size
+  elif records and records.manifest:
+    rows = records.manifest.tokenizer.vocab_size
+  file = "its file"
   if rows:
-    said_by = "the data's vocabulary"
+    file = "the data's vocabulary"
     bert = BertConfig.from_dict({**bert.to_dict(), "vocab_size": rows})
   return bert, [
     f"{agreement.BERT_FLAG}={name}: vocabulary of {bert.vocab_size:,} from "
-    f"{said_by}"
+    f"{file}"
   ]
 
 
-def _vocabulary_size(kind: type, values: dict) -> int | None:
-  """The tokens of the data's vocabulary, if it is known."""
-  if kind is not PretrainingConfig:
-    files = {flag: values.get(flag) for flag in kinds.BY_FLAG}
-    return kinds.load_tokenizer(**files).vocab_size
-  files = values.get("input_file")
-  found = data_set.manifest_of(files) if files else None
-  return found[1].tokenizer.vocab_size if found else None
-
-
-def _learned(values: dict, origin: Origin) -> tuple[dict, list[str]]:
+def _objective(
+  values: dict, trains: bool, origin: Origin, records: RecordFiles | None
+) -> tuple[dict, list[str]]:
   """--objective and --segment_ids where they are not given, and lines.
 
-  They are the run's, else the records'. Another model's segment ids stay, and
-  so does all that it learned if it is only evaluated; where no file says it, it
-  is published, with segment ids. `UserError` for an evaluation with others.
+  They are the run's, else the records'.
   """
-  trains = values.get("do_train") or values.get("dry_run")
-  files = (not trains and values.get("eval_input_file")) or values.get(
-    "input_file"
-  )
-  about, lines = origin.about, []
-  said, path = about.learned, about.learned_from
-  objective, given = values.get("objective"), values.get("segment_ids")
-  if origin.resumes and about.training:
-    flags = about.training["flags"]
+  learned, lines = origin.about.learned, []
+  objective, segments = values.get("objective"), values.get("segment_ids")
+  if origin.continues and origin.about.training:
+    flags = origin.about.training["flags"]
     objective = objective or flags.get("objective")
-    if given is None and flags.get("objective") in (None, objective):
-      given = flags.get("segment_ids")
-  elif origin.starts and not (objective or trains):
-    if said.get("objective") == "mlm":
+    if segments is None and flags.get("objective") in (None, objective):
+      segments = flags.get("segment_ids")
+  elif origin.model and not (objective or trains):
+    if learned.get("objective") == "mlm":
       objective = "mlm"
-      lines.append(f"--objective=mlm, as {path} says")
-  manifest = _manifest(files, objective)
+      lines.append(f"--objective=mlm, as {origin.about.learned_from} says")
+  manifest = records and _manifest(records, objective)
   if not objective:
     objective = manifest.objective if manifest else data_set.OBJECTIVES[0]
-  if not origin.starts:
-    return {"objective": objective, "segment_ids": given}, lines
-  used = said.get("segment_ids", None if trains else True)
-  if trains and said.get("objective", objective) != objective:
+  if origin.model:
+    has_pairs = not manifest or manifest.has_pairs
+    segments, told = _segments(
+      segments, objective, trains, has_pairs, origin.about
+    )
+    lines += told
+  return {"objective": objective, "segment_ids": segments}, lines
+
+
+def _segments(
+  given: bool | None, objective: str, trains: bool, has_pairs: bool,
+  about: Description,
+) -> tuple[bool | None, list[str]]:  # fmt: skip
+  """--segment_ids of a new run with the weights of another model, and lines.
+
+  That model's stay, also where it is only evaluated; where no file says them,
+  it is published, and has them. `UserError` for an evaluation with others.
+  """
+  learned, path = about.learned, about.learned_from
+  used = learned.get("segment_ids", None if trains else True)
+  if trains and learned.get("objective", objective) != objective:
     used = None  # the default of another objective
-  has_pairs = not manifest or manifest.has_pairs
   if given is None:
     given = used and has_pairs
-    if given not in (None, agreement.uses_segments(objective, None)):
-      by = f"{path} says" if "segment_ids" in said else "published models are"
-      lines.append(f"--{'' if given else 'no'}segment_ids, as {by}")
-  elif not trains and has_pairs and given != said.get("segment_ids", given):
+    if given in (None, agreement.uses_segments(objective, None)):
+      return given, []
+    by = "published models are"
+    if "segment_ids" in learned:
+      by = f"{path} says"
+    return given, [f"--{'' if given else 'no'}segment_ids, as {by}"]
+  if not trains and has_pairs and given != learned.get("segment_ids", given):
     raise UserError(
       f"--{'' if given else 'no'}segment_ids: {path} says that the model was "
       f"trained {'with' if used else 'without'} them: leave the flag out"
     )
-  return {"objective": objective, "segment_ids": given}, lines
+  return given, []
 
 
 def _manifest(
-  files: str | None, objective: str | None
+  records: RecordFiles, objective: str | None
 ) -> data_set.Manifest | None:
-  """Of the first record file; `UserError` for two kinds without `objective`."""
-  paths = input_files.expand_patterns(files) if files else []
-  found = data_set.find_manifests(paths)
-  made_for = {manifest.objective: path for path, manifest in found.values()}
+  """The first file's; `UserError` for two kinds without `objective`."""
+  made_for = {}
+  for path, manifest in records.manifests.values():
+    made_for[manifest.objective] = path
   if len(made_for) > 1 and not objective:
-    kinds = " and ".join(
-      f"{path} for {kind}" for kind, path in made_for.items()
-    )
+    both = [f"{path} for {name}" for name, path in made_for.items()]
     raise UserError(
-      f"{kinds}: give records of one kind, or --objective=mlm, which learns "
-      "from both"
+      f"{' and '.join(both)}: give records of one kind, or --objective=mlm, "
+      "which learns from both"
     )
-  return found[paths[0]][1] if paths and paths[0] in found else None
+  return records.manifest
 
 
-def other_text(init: str, files: str) -> list[str]:
-  """A line if records are of another vocabulary or case than a checkpoint."""
-  found, folder = data_set.manifest_of(files), description.folder_of(init)
-  if not found:
+def other_text(model: Located, records: RecordFiles) -> list[str]:
+  """A line if records are of another vocabulary or case than a model."""
+  if not records.first:
     return []
-  made, model = found[1].tokenizer, description.read(folder)
-  if before := model.tokenizer:
+  about, made = model.about, records.first[1].tokenizer
+  if before := about.tokenizer:
     digests, lower = {before.sha256}, before.do_lower_case
   else:
-    paths = model_source.find_vocabulary(model.task, {}, folder).values()
-    digests = {file_sha256(path) for path in paths}
-    lower = model.task.get(
-      "do_lower_case", tokenizer_files.published_case(init)
+    files = model_source.find_vocabulary(about.task, {}, about.folder)
+    digests = {file_sha256(path) for path in files.values()}
+    lower = about.task.get(
+      "do_lower_case", tokenizer_files.published_case(model.path)
     )
   if digests <= {made.sha256} and lower in (None, made.do_lower_case):
     return []
@@ -299,7 +314,7 @@ def other_text(init: str, files: str) -> list[str]:
   if lower is not None:
     text = dataclasses.replace(made, do_lower_case=lower).case
   return [
-    f"{found[0]}: the records were made of {made.case} text with {made.file}, "
-    f"but the model of --init_checkpoint, of {text} text, has another "
-    "vocabulary or case: its embeddings are of other words"
+    f"{records.first[0]}: the records were made of {made.case} text with "
+    f"{made.file}, but the model of --init_checkpoint, of {text} text, has "
+    "another vocabulary or case: its embeddings are of other words"
   ]

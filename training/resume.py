@@ -1,9 +1,8 @@
 """How a run begins: with new weights, or where the run in its folder is."""
 
 import dataclasses
-import os
 
-from checkpoints import agreement, description
+from checkpoints import agreement, description, run_start
 from checkpoints.agreement import MODEL, NEW_RUN, RUN, STAGE
 from checkpoints.description import Description
 from checkpoints.restore import of_encoder
@@ -24,10 +23,9 @@ def start_or_resume(run) -> int:
   resumes = restore.has_checkpoint()
   is_pretraining = config.kind == description.PRETRAINING
   branches_from = config.cooldown_from if is_pretraining else None
-  folder = config.output_dir
-  if not resumes:
-    folder = os.path.dirname(branches_from or "")
-  before = description.read(folder if run.comm.is_root else None)
+  before = description.NOTHING
+  if run.comm.is_root and (resumes or branches_from):
+    before = run_start.origin_of(config)
   check_run(config, task and task.plan, before)
   if resumes:
     say(run.comm, f"resumed {restore.resume(session)}")
@@ -49,12 +47,12 @@ def start_or_resume(run) -> int:
     orders = task.state.orders(session)
     data = task.source.describe()
     changes = check_position(
-      config, task.plan, data, step, seen, orders, before, folder
+      config, task.plan, data, step, seen, orders, before
     )
     if changes and not is_new_stage and _is_same_stage(before, task.plan):
       title = "changed since its last start:"
-      if folder != config.output_dir:
-        title = f"differs from the run in {folder}:"
+      if branches_from and not resumes:
+        title = f"differs from the run in {before.folder}:"
       tell(title, *(f"  {line}" for line in changes))
   zero = schedule.zero_from(counted)
   if zero is not None:
@@ -134,12 +132,12 @@ def check_position(
   records_seen: int,
   orders: tuple[record_order.Order, record_order.Order],
   before: Description,
-  folder: str,
 ) -> list[str]:
   """Lines about what changed; `UserError` if its updates were not of `plan`.
 
   `orders` are those of `checkpointing.TrainingState.orders`.
   """
+  folder = before.folder or config.output_dir
   # What the checkpoint says counts; its folder's files may be older.
   was = before.facts() | order_facts(orders[0])
   now = facts_of(config, plan, data) | order_facts(orders[1])

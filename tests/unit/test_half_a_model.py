@@ -19,7 +19,6 @@ from checkpoints import (
   checkpoint_files,
   checkpoint_weights,
   checkpointing,
-  run_start,
 )
 from checkpoints.restore import InitReport, of_encoder
 from common.errors import UserError
@@ -178,14 +177,14 @@ def test_a_file_of_a_checkpoint_names_it(model, tmp_path, prefix, end, capsys):
   prefix = f"{folder}/{prefix}"
   if end in (".meta", ".json"):
     pathlib.Path(prefix + end).write_text("{}")
-  assert model_source.locate(prefix + end)[0] == prefix
+  assert model_source.locate(prefix + end).path == prefix
   assert f"is without {end}" in capsys.readouterr().err
-  for resumes in (False, True):
-    assert run_settings._initial(prefix + end, "", resumes) == (prefix, [])
+  origin = run_settings.find_origin("", {"init_checkpoint": prefix + end})
+  assert (origin.init, origin.lines) == (prefix, ())
   opened = checkpoint_weights.open_checkpoint(prefix + end)
   assert opened.path == prefix and WORDS in opened.shapes
   with pytest.raises(UserError, match=rf"={prefix}: .*no folder of a training"):
-    run_start.cooldown(prefix + end, "")
+    run_settings.find_origin("", {"cooldown_from": prefix + end})
 
 
 def test_a_checkpoint_in_the_working_folder_is_of_this_folder(
@@ -194,7 +193,9 @@ def test_a_checkpoint_in_the_working_folder_is_of_this_folder(
   """Whose task.json says its labels, for example."""
   folder, name = os.path.split(model)
   monkeypatch.chdir(folder)
-  assert model_source.locate(name) == (f"./{name}", "as named", ".")
+  located = model_source.locate(name)
+  assert located[:2] == (f"./{name}", "as named")
+  assert located.about.folder == "."
   for nothing in ("", "nothing"):
     with pytest.raises(UserError, match=f"^{nothing}: no such model"):
       model_source.locate(nothing)
@@ -214,7 +215,10 @@ def test_a_checkpoint_of_such_a_name_is_itself(model, tmp_path):
 def test_a_model_that_is_not_there_is_said(name, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   with pytest.raises(UserError, match=f"{name}: no such model"):
-    run_settings._initial(name, "", False)
+    run_settings.find_origin("", {"init_checkpoint": name})
   # A run that resumes needs it no more.
   path = name if os.path.dirname(name) else f"./{name}"
-  assert run_settings._initial(name, "", True)[0] == path
+  (tmp_path / "run").mkdir()
+  (tmp_path / "run" / "model.ckpt-7.json").write_text("{}")
+  origin = run_settings.find_origin("run", {"init_checkpoint": name})
+  assert origin.init == path and origin.continues

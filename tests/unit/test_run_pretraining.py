@@ -43,7 +43,14 @@ from config import lr_schedule
 from config.pretraining import PretrainingConfig
 from gradients.distributed import Comm
 from interop import model_source, run_settings
-from records import data_set, record_order, record_shape, tf_example, tfrecord
+from records import (
+  data_set,
+  record_files,
+  record_order,
+  record_shape,
+  tf_example,
+  tfrecord,
+)
 from records.masking import MaskConfig
 from training import evaluation, plans, resume, training_run
 
@@ -718,7 +725,9 @@ def test_records_of_other_words_than_the_models_are_told(packed_run, tmp_path):
   cased.mkdir()
   shutil.move(model / "vocab.txt", cased)
   change_manifest(tmp_path, tokenizer={"sha256": own})
-  (line,) = run_settings.other_text(f"{cased}/bert_model.ckpt", files)
+  about = description.read(str(cased))
+  located = model_source.Located(f"{cased}/bert_model.ckpt", "", about)
+  (line,) = run_settings.other_text(located, record_files.find(files))
   assert "model of --init_checkpoint, of cased text" in line
   _, manifest = change_manifest(tmp_path)
   read = {"files": [str(tmp_path / "data-0.tfrecord")]}
