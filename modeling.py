@@ -88,14 +88,14 @@ class BertModel:
     examples_per_sequence: E. More than 1: input_mask numbers each token's
       example, from 1. A token attends to its own example only, and positions
       start at 0 in each.
-    places: int [B, P]. Only there, and where the pooler reads, the last layer
-      is computed, for heads that read nothing else: the sequence output is
-      [B, P, H].
+    positions: int [B, P]. Only there, and where the pooler reads, the last
+      layer is computed, for heads that read nothing else: the sequence output
+      is [B, P, H].
   """
 
   def __init__(
     self,
-    config,
+    config: BertConfig,
     is_training,
     input_ids,
     input_mask=None,
@@ -108,7 +108,7 @@ class BertModel:
     examples_per_sequence=1,
     with_pooler=True,
     slices=WHOLE,
-    places=None,
+    positions=None,
   ):
     dropout = None if is_training else 0.0
     config = config.with_dropout(dropout, dropout)
@@ -117,30 +117,30 @@ class BertModel:
     if token_type_ids is None or config.type_vocab_size <= 1:
       token_type_ids = tf.zeros([batch_size, seq_length], tf.int32)
     layout = _layout(input_mask, seq_length, examples_per_sequence)
-    groups = None
+    numbers = None
     if config.global_attn_every_n_layers > 1:
       shape, packed = [batch_size, seq_length], examples_per_sequence > 1
-      groups = attention.example_numbers(input_mask, shape, packed)
-    everywhere, near = attention.spans(
-      config, layout.attention_mask, groups, layout.positions, seq_length,
+      numbers = attention.example_numbers(input_mask, shape, packed)
+    masks = attention.masks(
+      config, layout.attention_mask, numbers, layout.position_ids, seq_length,
       policy,
     )  # fmt: skip
     seed = hashed_seed(dropout_seed)
     layer = LayerConfig(config, policy, tuple(recompute), slices)
-    self.places = places
+    self.positions = positions
     with tf.variable_scope(scope, default_name="bert"):
       with tf.variable_scope("embeddings"):
         embedded = self._embed(
           input_ids, token_type_ids, layout, layer, use_one_hot_embeddings, seed
         )
       if with_pooler and config.pools_all_tokens:
-        places = None
-      elif with_pooler and places is not None:
-        firsts = layout.firsts(batch_size, places.dtype)
-        places = tf.concat([places, firsts], axis=1)
+        positions = None
+      elif with_pooler and positions is not None:
+        firsts = layout.firsts(batch_size, positions.dtype)
+        positions = tf.concat([positions, firsts], axis=1)
       with tf.variable_scope("encoder"):
         self.all_encoder_layers = encoder_layers(
-          *embedded, (everywhere, near), layer, places, seed
+          *embedded, masks, layer, positions, seed
         )
       self.sequence_output = self.all_encoder_layers[-1]
       self.pooled_output = self._pool(layout, layer) if with_pooler else None
@@ -167,7 +167,7 @@ class BertModel:
       dropout_prob=config.dropout_after("embedding"),
       dropout_seed=seed,
       policy=layer.policy,
-      position_ids=layout.positions,
+      position_ids=layout.position_ids,
       norm=norm if config.embedding_norm else None,
       position_offset=config.position_offset,
     )
@@ -181,13 +181,14 @@ class BertModel:
     """float [B * E, H]; what it alone reads is taken off `sequence_output`."""
     last = self.sequence_output
     if layer.bert.pools_all_tokens:
-      if self.places is not None:
-        shape = [*get_shape_list(self.places), layer.bert.hidden_size]
-        asked = gather_indexes(last, self.places)
-        self.sequence_output = reshape_from_matrix(asked, shape)
+      if self.positions is not None:
+        shape = [*get_shape_list(self.positions), layer.bert.hidden_size]
+        rows = gather_indexes(last, self.positions)
+        self.sequence_output = reshape_from_matrix(rows, shape)
       return layout.means(last, layer.policy)
-    if self.places is not None:
-      count = get_shape_list(self.places)[1]
+    if self.positions is not None:
+      # The last layer has the pooler's tokens after those at the positions.
+      count = get_shape_list(self.positions)[1]
       self.sequence_output = last[:, :count]
       first = reshape_to_matrix(last[:, count:])
     elif layout.starts is None:
@@ -216,13 +217,13 @@ class BertModel:
     return self.pooled_output
 
   def get_sequence_output(self):
-    """float [B, S, H], or [B, P, H] with `places`: the last layer's output."""
+    """float [B, S, H], or [B, P, H] at `positions`: the last layer's."""
     return self.sequence_output
 
   def get_all_encoder_layers(self):
     """List of float [B, S, H], from the first layer on.
 
-    With `places` the last has those, and then where the pooler reads.
+    With `positions` the last has those, and then where the pooler reads.
     """
     return self.all_encoder_layers
 
@@ -241,7 +242,7 @@ class _Layout(NamedTuple):
   attention_mask: tf.Tensor | None = None  # [B, 1, T] or [B, F, T]
   # int32 [B, E], where each example begins, 0 for a missing one.
   starts: tf.Tensor | None = None
-  positions: tf.Tensor | None = None  # int [B, S], of tokens in their example
+  position_ids: tf.Tensor | None = None  # int [B, S], in the token's example
   # [B, E, S], 1 for the tokens of each example, 0 for others.
   members: tf.Tensor | None = None
 
@@ -256,7 +257,7 @@ class _Layout(NamedTuple):
     return totals / tf.maximum(counts, 1.0)
 
   def firsts(self, batch_size, dtype):
-    """[B, E], the places of the tokens that a pooler reads."""
+    """[B, E], the positions of the tokens that a pooler reads."""
     if self.starts is None:
       return tf.zeros([batch_size, 1], dtype)
     return tf.cast(self.starts, dtype)
@@ -279,8 +280,8 @@ def _layout(input_mask, seq_length, examples_per_sequence) -> _Layout:
   is_own = tf.equal(input_mask[:, tf.newaxis], numbers[:, tf.newaxis])
   starts = tf.argmax(tf.cast(is_own, tf.int32), axis=-1, output_type=tf.int32)
   own = tf.gather(starts, tf.maximum(input_mask - 1, 0), batch_dims=1)
-  positions = tf.maximum(tf.range(seq_length) - own, 0)
-  return _Layout(mask, starts, positions, is_own)
+  position_ids = tf.maximum(tf.range(seq_length) - own, 0)
+  return _Layout(mask, starts, position_ids, is_own)
 
 
 def masked_lm_logits(
@@ -553,14 +554,14 @@ def pretraining_model(
     examples_per_sequence=batch.next_sentence_labels.shape[1],
     with_pooler=next_sentence,
     slices=slices,
-    places=batch.masked_lm_positions,
+    positions=batch.masked_lm_positions,
   )
   labels, weights, rows = _predictions(batch)
   logits = masked_lm_logits(
     config,
     model.get_sequence_output(),
     model.get_embedding_table(),
-    None,  # all of it: the model has these places only
+    None,  # all of it: the model has these positions only
     policy,
     slices,
     rows,

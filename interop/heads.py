@@ -72,7 +72,7 @@ class MaskedLmBehaviour(TextBehaviour):
 
     tf, model = later.tf, encoder.model
     # A model with `places` has outputs at the positions only.
-    positions = encoder.positions if model.places is None else None
+    positions = encoder.positions if model.positions is None else None
     logits = modeling.masked_lm_logits(
       encoder.bert,
       model.get_sequence_output(),

@@ -152,7 +152,7 @@ def _build(
       scope="bert",
       policy=policy,
       with_pooler=pools and reads_pooled,
-      places=positions if list(names) == [MASKED_LM] else None,
+      positions=positions if list(names) == [MASKED_LM] else None,
     )
     encoder = ServedEncoder(model, bert, policy, labels, positions)
     signatures = {}

@@ -6,13 +6,14 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import mixed_precision
 from common.tensorflow_v1 import tf
 from config.bert_config import BertConfig
 from model import kernels, weights
-from model.attention import Span, attention, mask_bias
+from model.attention import Mask, attention, mask_bias
 from model.layers import (
   BERTS_NORM,
   Norm,
@@ -172,20 +173,41 @@ class LayerConfig:
   slices: Slices = WHOLE
 
   @property
-  def own_heads(self):
+  def own_heads(self) -> tuple[int, int] | None:
     """(first, all) of a slice's heads, None where it has all."""
     count = self.bert.num_attention_heads
     whole = self.slices.size == 1
     return None if whole else (self.slices.bounds(count)[0], count)
 
-  def run(self, name, function, *tensors):
-    """function(*tensors), which may be None, recomputed if `recompute` says."""
-    again = name in self.recompute
-    return recomputed(function, *tensors) if again else function(*tensors)
+  def recomputing(self, name: str, function: Callable) -> Callable:
+    """`function`, computed again in the backward pass if `recompute` says so.
+
+    Its arguments are tensors, of which some may be None.
+    """
+    if name not in self.recompute:
+      return function
+    return functools.partial(recomputed, function)
 
 
-def _layer_variables(config) -> dict:
-  """Scope -> float32 `Weights` of a layer's matmuls."""
+class LayerWeights(NamedTuple):
+  """A layer's weights as its matmuls read them: of their types."""
+
+  # (scopes, weights): each matmul of heads, and what it computes.
+  projections: list[tuple[list[str], Weights]]
+  attention_output: Weights
+  attention_norm: tuple  # gamma and beta, float32 [H]
+  intermediate: Weights
+  gate: Weights | None
+  output: Weights
+  output_norm: tuple
+
+
+def layer_weights(config: LayerConfig, groups: list[list[str]]) -> LayerWeights:
+  """Makes a layer's variables, and of them what its matmuls read.
+
+  `groups` are `_head_groups`, lists of scopes whose matrices stand side by
+  side, because one matmul reads them.
+  """
   bert, variables = config.bert, {}
   for layer in weights.dense_layers(bert):
     deviation = bert.initializer_range
@@ -197,160 +219,206 @@ def _layer_variables(config) -> dict:
     )  # fmt: skip
     if bias is not None:
       bias = tf.convert_to_tensor(bias)
-    variables[layer.name] = Weights(tf.convert_to_tensor(kernel), bias)
-  return variables
+    dtype = getattr(config.policy, layer.part)
+    variables[layer.name] = tf.convert_to_tensor(kernel), bias, dtype
+  norms = []
+  for scope in ("attention/output", "output"):
+    with tf.variable_scope(scope):
+      norms.append(norm_weights(bert.hidden_size, Norm.of(bert)))
 
-
-def _layer_weights(variables, config, groups) -> dict:
-  """Scope -> `Weights` as a layer's matmuls read them: of their types.
-
-  `groups` are lists of scopes whose matrices stand side by side, because one
-  matmul reads them; they are under the name of the first.
-  """
-  alone = {
-    layer.name: (*variables[layer.name], getattr(config.policy, layer.part))
-    for layer in weights.dense_layers(config.bert)
-  }
+  # For a GPU one program casts and joins all of them.
   grouped = {name for group in groups for name in group}
-  groups = [*groups, *([name] for name in alone if name not in grouped)]
-  matrices, biases, biased = [], [], []
-  for group in groups:
-    kernel, bias, dtypes = zip(*(alone[name] for name in group), strict=True)
+  rest = [[name] for name in variables if name not in grouped]
+  matrices, biases = [], []
+  for group in [*groups, *rest]:
+    kernel, bias, dtypes = zip(*map(variables.get, group), strict=True)
     matrices.append((kernel, dtypes[0]))
     if bias[0] is not None:
       biases.append((bias, tf.float32))
-      biased.append(group[0])
-  joined = kernels.side_by_side(*matrices, *biases)
-  count = len(groups)
-  bias_of = dict(zip(biased, joined[count:], strict=True))
-  layer = {}
-  for (first, *_), kernel in zip(groups, joined[:count], strict=True):
-    layer[first] = Weights(kernel, bias_of.get(first))
-  return layer
+  joined = iter(kernels.side_by_side(*matrices, *biases))
+  matrix_of = {name: next(joined) for name, *_ in [*groups, *rest]}
+  read = {}
+  for name, matrix in matrix_of.items():
+    has_bias = variables[name][1] is not None
+    read[name] = Weights(matrix, next(joined) if has_bias else None)
+  return LayerWeights(
+    [(group, read[group[0]]) for group in groups],
+    read[weights.ATTENDED],
+    norms[0],
+    read[weights.WIDE],
+    read.get(weights.GATE),
+    read[weights.NARROW],
+    norms[1],
+  )
 
 
-class _Tokens(NamedTuple):
-  """The tokens of a layer: all are attended to, some are asked for."""
+class Queries(NamedTuple):
+  """The tokens that a layer computes; all tokens are their keys."""
 
   batch: int | tf.Tensor
-  length: int | tf.Tensor
-  places: tf.Tensor | None  # int [B, P], of those asked for; None: all
+  length: int | tf.Tensor  # of all tokens of a row
+  positions: tf.Tensor | None  # int [B, P], of the queries; None: all tokens
 
-  def asked(self, rows):
+  def rows(self, rows: tf.Tensor) -> tf.Tensor:
     """[B * P, H] of [B * S, H]."""
-    if self.places is None:
+    if self.positions is None:
       return rows
     by_row = [self.batch, self.length, rows.shape.as_list()[-1]]
-    return gather_indexes(tf.reshape(rows, by_row), self.places)
+    return gather_indexes(tf.reshape(rows, by_row), self.positions)
 
-  def asked_of(self, values):
-    """[B, 1, P, ...] of [B or 1, 1, F, ...]; of F = 1 all tokens', as it is."""
-    if self.places is None or values.shape[2] == 1:
+  def values(self, values: tf.Tensor) -> tf.Tensor:
+    """[B, 1, P, ...] of [B or 1, 1, F, ...]; F = 1 stands for all tokens."""
+    if self.positions is None or values.shape[2] == 1:
       return values
     if values.shape[0] == 1:
-      return tf.gather(values[0, 0], self.places)[:, tf.newaxis]
-    return tf.gather(values, self.places, axis=2, batch_dims=1)
+      return tf.gather(values[0, 0], self.positions)[:, tf.newaxis]
+    return tf.gather(values, self.positions, axis=2, batch_dims=1)
 
 
-def _head_groups(config, tokens) -> list:
-  """What one matmul makes of queries, keys and values.
-
-  Each matmul more is a launch for a GPU, and a smaller one for a CPU's caches.
-  """
+def _head_groups(config: LayerConfig, has_positions: bool) -> list[list[str]]:
+  """The scopes of queries, keys and values that each matmul computes."""
   query, key, value = weights.QUERY, weights.KEY, weights.VALUE
+  # One matmul more is a launch more for a GPU, but fits a CPU's caches better.
   if not jit.saves_launches():
     return [[query], [key], [value]]
   bert = config.bert
-  if tokens.places is None and bert.key_value_heads == bert.num_attention_heads:
+  equal_heads = bert.key_value_heads == bert.num_attention_heads
+  if equal_heads and not has_positions:
     return [[query, key, value]]
-  return [[query], [key, value]]  # of other rows, or of fewer heads
+  return [[query], [key, value]]  # queries are other rows, or more heads
 
 
-def _self_attention(hidden, queries, span, tokens, layer, config, seed):
-  """The context, [rows of queries, N * D / slices], of `hidden`, [B * S, H].
+def attention_block(
+  hidden: tf.Tensor,
+  residual: tf.Tensor,
+  layer: LayerWeights,
+  mask: Mask,
+  queries: Queries,
+  config: LayerConfig,
+  seeds: list,
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Self-attention of `hidden`, [B * S, H]; see `_add_and_norm`.
 
-  Projects to heads, of which each slice has its part, and attends; `layer` is
-  `_layer_weights`' dictionary.
+  Projects to heads, of which each slice has its part, and attends.
   """
-  bert = config.bert
-  first, end = config.slices.bounds(bert.num_attention_heads)
-  copied = config.slices.copy_to_group(hidden)
+  bert, slices = config.bert, config.slices
+  query_rows = queries.rows(hidden)
+  residual = query_rows if residual is hidden else queries.rows(residual)
+  # Blocks have all tokens as queries, each with few scores; then those that
+  # are read are taken.
+  attending = queries._replace(positions=None) if mask.block else queries
+  first, end = slices.bounds(bert.num_attention_heads)
   readers = bert.num_attention_heads // bert.key_value_heads
-  heads = []  # queries [B, N, F, D], keys and values [B, N / readers, S, D]
-  for group in _head_groups(config, tokens):
-    rows, length, count = copied, tokens.length, end - first
-    if group[0] != weights.QUERY:
-      count //= readers
-    elif tokens.places is not None:
-      rows = config.slices.copy_to_group(queries)
-      length = get_shape_list(tokens.places)[1]
-    heads += kernels.split_heads(
-      tf.matmul(rows, layer[group[0]].kernel),
-      layer[group[0]].bias,
-      parts=len(group),
-      shape=(tokens.batch, length, count),
-    )
-  if span.turns:
+  with tf.name_scope("attention"):
+    copied = slices.copy_to_group(hidden)
+    # queries [B, N, F, D], keys and values [B, N / readers, S, D]
+    heads: list = []
+    for group, projection in layer.projections:
+      rows, length, count = copied, queries.length, end - first
+      if group[0] != weights.QUERY:
+        count //= readers
+      elif attending.positions is not None:
+        rows = slices.copy_to_group(query_rows)
+        length = get_shape_list(attending.positions)[1]
+      heads += kernels.split_heads(
+        tf.matmul(rows, projection.kernel),
+        projection.bias,
+        parts=len(group),
+        shape=(queries.batch, length, count),
+      )
     query, key, value = heads
-    query = kernels.turn(query, *map(tokens.asked_of, span.turns))
-    heads = [query, kernels.turn(key, *span.turns), value]
-  span = span._replace(bias=tokens.asked_of(span.bias))
-  return attention(*heads, span, config, seed)
+    if mask.rotary:
+      query = kernels.rotate(query, *map(attending.values, mask.rotary))
+      key = kernels.rotate(key, *mask.rotary)
+    mask = mask._replace(bias=attending.values(mask.bias))
+    context = attention(query, key, value, mask, config, seeds[0])
+  if mask.block:
+    context = queries.rows(context)
+  with tf.variable_scope("attention/output"):
+    return _add_and_norm(
+      tf.matmul(context, layer.attention_output.kernel),
+      layer.attention_output.bias,
+      residual,
+      layer.attention_norm,
+      bert.dropout_after("attention_output"),
+      seeds[1],
+      config.policy.feed_forward,
+      config,
+      twice=True,
+    )
 
 
-def _feed_forward(hidden, layer, config):
-  """The product of the second matmul, [rows, H], without its bias."""
+def feed_forward_block(
+  hidden: tf.Tensor,
+  residual: tf.Tensor,
+  layer: LayerWeights,
+  config: LayerConfig,
+  seed: tf.Tensor | None,
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Two dense layers on `hidden`, [rows, H]; see `_add_and_norm`."""
+  bert, policy = config.bert, config.policy
   copied = config.slices.copy_to_group(hidden)
-  inner, outer = layer[weights.WIDE], layer[weights.NARROW]
   gate, gate_bias = None, None
   with tf.name_scope("intermediate"):
     # [rows, I / slices]
-    wide = tf.matmul(copied, inner.kernel)
-    if config.bert.gated:
-      gate_kernel, gate_bias = layer[weights.GATE]
+    wide = tf.matmul(copied, layer.intermediate.kernel)
+    if layer.gate is not None:
+      gate_kernel, gate_bias = layer.gate
       gate = tf.matmul(copied, gate_kernel)
 
-  def product(wide, bias, gate, gate_bias, kernel):
-    active = activated(wide, bias, config.bert.hidden_act, config.policy.gelu)
+  def narrow(wide, bias, gate, gate_bias, kernel):
+    active = activated(wide, bias, bert.hidden_act, policy.gelu)
     if gate_bias is not None:
       gate = kernels.add_bias(gate, gate_bias)
     return tf.matmul(active if gate is None else active * gate, kernel)
 
   with tf.name_scope("output"):
-    return config.run(
-      "gelu", product, wide, inner.bias, gate, gate_bias, outer.kernel
+    product = config.recomputing("gelu", narrow)(
+      wide, layer.intermediate.bias, gate, gate_bias, layer.output.kernel
+    )
+  with tf.variable_scope("output"):
+    return _add_and_norm(
+      product,
+      layer.output.bias,
+      residual,
+      layer.output_norm,
+      bert.hidden_dropout_prob,
+      seed,
+      policy.attention,
+      config,
     )
 
 
-def _end_of_block(
-  product, bias, residual, variables, dropout_prob, seed, reader, config,
-  twice=False,
+def _add_and_norm(
+  product, bias, residual, norm_variables, dropout_prob, seed, reader,
+  config: LayerConfig, twice=False,
 ):  # fmt: skip
-  """What is read next, as `reader`, and the next residual, both [B * S, H].
+  """(a block's output as `reader`, the next block's residual), [rows, H] each.
 
-  `product` is a slice's part of a matmul without its `bias`. The results are
-  one tensor, of which a gradient can be asked; with `twice` they are two, and
-  no op adds up their gradients.
+  `product` is a slice's part of the block's last matmul, without its `bias`.
   """
   output = config.slices.reduce_from_group(product)
   seed, keep_prob = dropout_arguments(dropout_prob, seed)
   dtype, norm = config.policy.layer_norm, Norm.of(config.bert)
-  static = dict(keep_prob=keep_prob, dtype=dtype)
+  static: dict = dict(keep_prob=keep_prob, dtype=dtype)
   types = dict(types=(output.dtype, residual.dtype))
   if config.bert.pre_layer_norm:
+    # The residual is the sum before the norm, not after it.
     total, residual = kernels.dropout_and_add(
       output, residual, seed, bias, twice=True, **static, **types
     )
-    types = dict(dtype=dtype, store_dtype=reader)
-    kernel = kernels.layer_norm
-    return normalized(kernel, [total], variables, norm=norm, **types), residual
+    output = normalized(
+      kernels.layer_norm, [total], norm_variables, norm=norm, dtype=dtype,
+      store_dtype=reader,
+    )  # fmt: skip
+    return output, residual
   kernel = kernels.add_and_norm
   if "layer_norm" in config.recompute:
     kernel, static = kernels.invertible_add_and_norm, static | types
   result = normalized(
     kernel,
     [output, residual],
-    variables,
+    norm_variables,
     seed,
     bias,
     norm=norm,
@@ -358,79 +426,53 @@ def _end_of_block(
     twice=twice,
     **static,
   )
+  # With `twice` they are two tensors, so that no op adds up their gradients.
+  # A layer gives one, which google/bert's users may differentiate by.
   return result if twice else (result, result)
 
 
-def transformer_layer(hidden, residual, span, tokens, config, seeds):
-  """A layer's output, and the next layer's residual, of the tokens asked for.
+def transformer_layer(
+  hidden: tf.Tensor,
+  residual: tf.Tensor,
+  mask: Mask,
+  queries: Queries,
+  config: LayerConfig,
+  seeds: list,
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """A layer's output, policy.attention, and the next layer's residual.
 
-  All are [B * S, H], or [B * P, H] with places; the output is policy.attention.
-  `seeds` are those of the layer's dropout sites.
+  Inputs are [B * S, H], results too, or [B * P, H] if `queries` are some of the
+  tokens. `seeds` are those of the layer's dropout sites.
   """
-  # Blocks are of all tokens, and each has few scores.
-  attending = tokens._replace(places=None) if span.block else tokens
-  variables, norms = _layer_variables(config), []
-  for scope in ("attention/output", "output"):
-    with tf.variable_scope(scope):
-      norm = norm_weights(config.bert.hidden_size, Norm.of(config.bert))
-      norms.append(norm)
-  groups = _head_groups(config, attending)
-  layer = _layer_weights(variables, config, groups)
-  policy = config.policy
-  queries = tokens.asked(hidden)
-  residual = queries if residual is hidden else tokens.asked(residual)
-  with tf.name_scope("attention"):
-    context = _self_attention(
-      hidden, queries, span, attending, layer, config, seeds[0]
-    )
-  if span.block:
-    context = tokens.asked(context)
-  with tf.variable_scope("attention/output"):
-    output = layer[weights.ATTENDED]
-    attended, residual = _end_of_block(
-      tf.matmul(context, output.kernel),
-      output.bias,
-      residual,
-      norms[0],
-      config.bert.dropout_after("attention_output"),
-      seeds[1],
-      policy.feed_forward,
-      config,
-      twice=True,
-    )
-  product = _feed_forward(attended, layer, config)
-  with tf.variable_scope("output"):
-    return _end_of_block(
-      product,
-      layer[weights.NARROW].bias,
-      residual,
-      norms[1],
-      config.bert.hidden_dropout_prob,
-      seeds[2],
-      policy.attention,
-      config,
-    )
+  has_positions = queries.positions is not None and not mask.block
+  layer = layer_weights(config, _head_groups(config, has_positions))
+  hidden, residual = attention_block(
+    hidden, residual, layer, mask, queries, config, seeds[:2]
+  )
+  return feed_forward_block(hidden, residual, layer, config, seeds[2])
 
 
 def encoder_layers(
-  input_tensor, residual, spans, config, places=None, dropout_seed=None
-):
+  input_tensor: tf.Tensor,
+  residual: tf.Tensor | None,
+  masks: tuple,
+  config: LayerConfig,
+  positions: tf.Tensor | None = None,
+  dropout_seed: tf.Tensor | None = None,
+) -> list:
   """Every layer's output, https://arxiv.org/abs/1706.03762 section 3.1.
 
-  The input is float [B, S, H], and so is the first `residual`, if it is not the
-  same tensor but None; `spans` are of layers that attend to all tokens, and of
-  the others. The outputs are policy.attention [B, S, H]; of the last layer
-  [B, P, H] with `places`, int [B, P], where alone it is wanted. `dropout_seed`
-  is of `hashed_seed`.
+  The input is float [B, S, H]; `residual` too, or None if it is the input.
+  `masks` are (global layers', local layers'), see `attention.masks`. Outputs
+  are policy.attention [B, S, H], the last layer's [B, P, H] with `positions`,
+  int [B, P], where alone it is computed. `dropout_seed` is `hashed_seed`'s.
   """
   bert = config.bert
   input_shape = get_shape_list(input_tensor, expected_rank=3)
-  # The next layer reads what was reshaped, so every reshape is used, also when
-  # only the last layer's output is wanted.
   layers = [tf.cast(input_tensor, config.policy.attention)]
   if residual is not None:
     residual = reshape_to_matrix(residual)
-  everywhere, near = spans
+  global_mask, local_mask = masks
   count = _SITES_PER_LAYER
   seeds = site_seeds(
     dropout_seed, _EMBEDDING_SITE + 1, count * bert.num_hidden_layers
@@ -439,19 +481,21 @@ def encoder_layers(
     is_last = number == bert.num_hidden_layers - 1
     layer = functools.partial(
       transformer_layer,
-      span=near if bert.is_local(number) else everywhere,
-      tokens=_Tokens(*input_shape[:2], places if is_last else None),
+      mask=local_mask if bert.is_local(number) else global_mask,
+      queries=Queries(*input_shape[:2], positions if is_last else None),
       config=config,
       seeds=seeds[count * number : count * (number + 1)],
     )
+    # Of what was reshaped, so that every reshape is used, also when only the
+    # last layer's output is wanted.
     hidden = reshape_to_matrix(layers[-1])  # [B * S, H]
     if residual is None or not bert.pre_layer_norm:
       residual = hidden
     with tf.variable_scope("layer_%d" % number):
-      hidden, residual = config.run("layer", layer, hidden, residual)
+      hidden, residual = config.recomputing("layer", layer)(hidden, residual)
       shape = input_shape
-      if is_last and places is not None:
-        shape = [*get_shape_list(places), bert.hidden_size]
+      if is_last and positions is not None:
+        shape = [*get_shape_list(positions), bert.hidden_size]
       layers.append(reshape_from_matrix(hidden, shape))
   return layers[1:]
 
@@ -521,7 +565,7 @@ def attention_layer(
     heads(from_tensor, from_seq_length, query_act, "query"),
     heads(to_tensor, to_seq_length, key_act, "key"),
     heads(to_tensor, to_seq_length, value_act, "value"),
-    Span(mask_bias(attention_mask, mixed_precision.FP32)),
+    Mask(mask_bias(attention_mask, mixed_precision.FP32)),
     LayerConfig(bert),
   )
   if do_return_2d_tensor:
@@ -555,6 +599,6 @@ def transformer_model(
     initializer_range=initializer_range,
   )
   bert.validate()
-  span = Span(mask_bias(attention_mask, mixed_precision.FP32))
-  layers = encoder_layers(input_tensor, None, (span, None), LayerConfig(bert))
+  mask = Mask(mask_bias(attention_mask, mixed_precision.FP32))
+  layers = encoder_layers(input_tensor, None, (mask, None), LayerConfig(bert))
   return layers if do_return_all_layers else layers[-1]

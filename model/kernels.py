@@ -276,20 +276,20 @@ def silu_gradient(x, dy, bias=None, *, dtype=tf.float32):
 
 
 @Kernel
-def turn(x, cos, sin):
+def rotate(x, cos, sin):
   """x [..., L, D], whose halves are parts of complex numbers, by an angle.
 
   `cos` and `sin` are [..., L, D / 2] and broadcast; it computes in their type.
   """
-  return _turned(x, cos, sin)
+  return _rotated(x, cos, sin)
 
 
-@turn.gradient
-def turn_gradient(dy, cos, sin):
-  return {"x": _turned(dy, cos, -sin)}
+@rotate.gradient
+def rotate_gradient(dy, cos, sin):
+  return {"x": _rotated(dy, cos, -sin)}
 
 
-def _turned(x, cos, sin):
+def _rotated(x, cos, sin):
   real, imaginary = tf.split(tf.cast(x, cos.dtype), 2, axis=-1)
   parts = [real * cos - imaginary * sin, imaginary * cos + real * sin]
   return tf.cast(tf.concat(parts, axis=-1), x.dtype)

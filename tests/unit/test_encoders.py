@@ -318,9 +318,9 @@ def test_pre_layer_norm_is_another_model_of_the_same_variables():
 def test_pre_layer_norm_passes_the_residual_unchanged():
   """With sub-layers that give 0, the output is the input's, normalized."""
   x = tf.constant(np.random.default_rng(3).normal(size=[2, 3, 8]), tf.float32)
-  everywhere = encoder.Span(encoder.mask_bias(None, mixed_precision.FP32))
+  mask = encoder.Mask(encoder.mask_bias(None, mixed_precision.FP32))
   layer = encoder.LayerConfig(config_of("BERT, pre"))
-  output = encoder.encoder_layers(x, None, (everywhere, None), layer)[-1]
+  output = encoder.encoder_layers(x, None, (mask, None), layer)[-1]
   with tf.Session() as session:
     for variable in tf.trainable_variables():
       scale = 5.0 if "gamma" in variable.op.name else 0.0
@@ -374,17 +374,19 @@ def test_the_gradient_equals_differences(name, resource):
 
 @pytest.mark.parametrize("is_packed", [False, True])
 @pytest.mark.parametrize("name", [*BERTS, *EACH, MEAN])
-def test_the_last_layer_at_some_places_is_the_whole_one_there(name, is_packed):
+def test_the_last_layer_at_some_positions_is_the_whole_one_there(
+  name, is_packed
+):
   """Also for the pooler, which reads each example's first token."""
   batch = batch_of(np.random.default_rng(4), is_packed)
-  places = tf.constant([[0, 2], [4, 4], [3, 1]])
+  positions = tf.constant([[0, 2], [4, 4], [3, 1]])
   build = functools.partial(
     model_of, config_of(name), as_tensors(batch), 1 + is_packed
   )
-  whole, some = build(), build(places=places)
-  without = build(places=places, with_pooler=False)
+  whole, some = build(), build(positions=positions)
+  without = build(positions=positions, with_pooler=False)
   assert without.get_pooled_output() is None
-  want = tf.gather(whole.get_sequence_output(), places, batch_dims=1)
+  want = tf.gather(whole.get_sequence_output(), positions, batch_dims=1)
   pairs = [
     (some.get_sequence_output(), want),
     (without.get_sequence_output(), want),

@@ -85,13 +85,13 @@ def test_each_rotary_head_attends_to_its_neighbour(hidden, heads, theta):
   rng, length = np.random.default_rng(3), 40
   words = rng.normal(size=[50, length, hidden])
   with tf.Graph().as_default(), tf.Session() as session:
-    turns = attention.rotary(config, theta, None, length)
+    turns = attention.rotary_tables(config, theta, None, length)
     turned = []
     for name in ("query", "key"):
       x = words @ (rng.normal(size=[hidden, hidden]) * 0.02)
       x += values[f"bert/encoder/layer_0/attention/self/{name}/bias"]
       x = x.reshape(50, length, heads, -1).swapaxes(1, 2).astype("float32")
-      turned.append(session.run(kernels.turn(x, *turns)))
+      turned.append(session.run(kernels.rotate(x, *turns)))
   scores = turned[0] @ turned[1].swapaxes(2, 3) / np.sqrt(hidden // heads)
   expect_neighbours(special.softmax(scores, axis=-1).mean(0))
 

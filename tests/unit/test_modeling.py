@@ -466,7 +466,7 @@ KERNELS = {
     [[2, 3, 5, 4]],
   ),
   "turn": (
-    lambda x: kernels.turn(
+    lambda x: kernels.rotate(
       x, np.cos(ANGLES).astype("f"), np.sin(ANGLES).astype("f")
     ),
     composed_turn,
