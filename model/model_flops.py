@@ -73,7 +73,11 @@ def _layer(bert, policy, number: int, rows: int, tokens: int, asked: int):
     dtype = getattr(policy, layer.part)
     matmuls += dense(1, places, layer.inputs, layer.units, dtype)
   size, dtype = bert.head_size, policy.attention
-  count, queries, keys = attention.score_shape(bert, number, tokens, asked)
+  # For each head of a row: matrices of scores, their rows and columns.
+  count, queries, keys = 1, asked, tokens
+  block = attention.block_of(bert, tokens) if bert.is_local(number) else None
+  if block:
+    count, queries, keys = -(-tokens // block), block, 3 * block
   count *= rows * bert.num_attention_heads
   return [
     *matmuls,

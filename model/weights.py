@@ -1,4 +1,6 @@
-"""Every weight of a BERT: of this creation, FLOPs and conversion derive.
+"""The table of all weights of a BERT.
+
+Variable creation, FLOP counts and conversion derive from it.
 
 An encoder's dense layers are `dense_layers`, which the encoder makes and
 `model_flops` counts. `weights` has all variables by their names, of which
