@@ -284,7 +284,7 @@ def text_head(
   tf, settings = later.tf, (config, is_training, dropout_seed)
   # The last layer is computed only where the pooler reads.
   rows = layers.get_shape_list(batch.input_ids)[0]
-  nowhere = tf.zeros([rows, 0], tf.int32)  # but where the pooler reads
+  nowhere = tf.zeros([rows, 0], tf.int32)
   model = heads.encode(batch, *settings, positions=nowhere)
   matmul, bias = heads.trained_label_logits(
     tasks.LABELS, model.get_pooled_output(), labels, *settings

@@ -6,7 +6,7 @@ The letters of shapes are `modeling`'s.
 """
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,10 +14,7 @@ from common.tensorflow_v1 import tf
 from config.bert_config import BertConfig
 from mixed_precision import Policy
 from model import kernels
-from model.layers import dropout_arguments, get_shape_list
-
-if TYPE_CHECKING:
-  from model.encoder import LayerConfig
+from model.layers import LayerConfig, dropout_arguments, get_shape_list
 
 # Added to the scores of tokens that are not attended to, as in google/bert.
 MASKED_SCORE = -10000.0
@@ -153,7 +150,7 @@ def attention(
   key: tf.Tensor,
   value: tf.Tensor,
   mask: Mask,
-  config: "LayerConfig",
+  config: LayerConfig,
   seed: tf.Tensor | None = None,
 ) -> tf.Tensor:
   """Multi-head attention, https://arxiv.org/abs/1706.03762 section 3.2.

@@ -3,10 +3,8 @@
 `modeling` exports them and explains the letters of shapes.
 """
 
-import dataclasses
 import functools
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import mixed_precision
@@ -16,6 +14,7 @@ from model import kernels, weights
 from model.attention import Mask, attention, mask_bias
 from model.layers import (
   BERTS_NORM,
+  LayerConfig,
   Norm,
   Weights,
   activated,
@@ -30,12 +29,11 @@ from model.layers import (
   layer_norm,
   norm_weights,
   normalized,
-  recomputed,
   reshape_from_matrix,
   reshape_to_matrix,
   site_seeds,
 )
-from model.tensor_parallel import WHOLE, Slices
+from model.tensor_parallel import WHOLE
 from xla_patches import jit
 
 # What the backward pass can compute again instead of keeping it: the
@@ -161,32 +159,6 @@ def embedding_postprocessor(
     output = layer_norm(output, None, policy.embeddings, policy.attention, norm)
   seed = dropout_site_seed(dropout_seed, _EMBEDDING_SITE)
   return dropout(output, dropout_prob, seed)
-
-
-@dataclasses.dataclass(frozen=True)
-class LayerConfig:
-  """A layer, and how this run computes it; a slice has N / slices heads."""
-
-  bert: BertConfig
-  policy: mixed_precision.Policy = mixed_precision.FP32
-  recompute: tuple = ()  # names of `execution.RECOMPUTE`
-  slices: Slices = WHOLE
-
-  @property
-  def own_heads(self) -> tuple[int, int] | None:
-    """(first, all) of a slice's heads, None where it has all."""
-    count = self.bert.num_attention_heads
-    whole = self.slices.size == 1
-    return None if whole else (self.slices.bounds(count)[0], count)
-
-  def recomputing(self, name: str, function: Callable) -> Callable:
-    """`function`, computed again in the backward pass if `recompute` says so.
-
-    Its arguments are tensors, of which some may be None.
-    """
-    if name not in self.recompute:
-      return function
-    return functools.partial(recomputed, function)
 
 
 class LayerWeights(NamedTuple):

@@ -1,15 +1,18 @@
 """Layers with google/bert's variable names; `kernels` has the arithmetic."""
 
+import dataclasses
+import functools
 import zlib
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 import mixed_precision
 from common.tensorflow_v1 import tf
-from config.bert_config import ACTIVATION_NAMES
+from config.bert_config import ACTIVATION_NAMES, BertConfig
 from model import kernels
-from model.tensor_parallel import WHOLE
+from model.tensor_parallel import WHOLE, Slices
 from xla_patches import jit
 
 _LEAST_EPSILON = {tf.float16: 1e-7}  # knows no number much smaller
@@ -278,6 +281,32 @@ def recomputed(function, *tensors):
 
   outputs = kernels.with_gradient([*results, *tensors, *values], gradient)
   return outputs[0] if single else outputs[: len(results)]
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerConfig:
+  """A layer, and how this run computes it; a slice has N / slices heads."""
+
+  bert: BertConfig
+  policy: mixed_precision.Policy = mixed_precision.FP32
+  recompute: tuple = ()  # names of `execution.RECOMPUTE`
+  slices: Slices = WHOLE
+
+  @property
+  def own_heads(self) -> tuple[int, int] | None:
+    """(first, all) of a slice's heads, None where it has all."""
+    count = self.bert.num_attention_heads
+    whole = self.slices.size == 1
+    return None if whole else (self.slices.bounds(count)[0], count)
+
+  def recomputing(self, name: str, function: Callable) -> Callable:
+    """`function`, computed again in the backward pass if `recompute` says so.
+
+    Its arguments are tensors, of which some may be None.
+    """
+    if name not in self.recompute:
+      return function
+    return functools.partial(recomputed, function)
 
 
 def _of_tensors(function, arguments) -> tuple:
