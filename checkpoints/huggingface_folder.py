@@ -52,8 +52,8 @@ def read_task(folder: str, saved: dict) -> tuple[dict, list[str]]:
         f"{TASK_FILE}, or correct it"
       )
   words = os.path.join(folder, WordPieceEncoder.usual_name)
-  cases = tokenizer_files.said_case(words)
-  lower, assumed, _ = tokenizer_files.case(cases, None, folder)
+  cases = tokenizer_files.cases_by_file(words)
+  lower, assumed, _ = tokenizer_files.choose_case(cases, None, folder)
   if not assumed:
     in_files["do_lower_case"] = lower
   return {**saved, **in_files}, notes

@@ -151,8 +151,10 @@ def parts_of(located: Located, given: Given = NOTHING_GIVEN) -> Source:
     cases[path] = tokenizer_files.published_case(path)
   elif flag == WordPieceEncoder.flag:
     words = beside  # a flag may name an equal file elsewhere
-  cases |= tokenizer_files.said_case(words, kinds.BY_FLAG[flag])
-  lower, assumed, lines = tokenizer_files.case(cases, given.do_lower_case, path)
+  cases |= tokenizer_files.cases_by_file(words, kinds.BY_FLAG[flag])
+  lower, assumed, lines = tokenizer_files.choose_case(
+    cases, given.do_lower_case, path
+  )
   task = {"task": PRETRAINING, **task, "do_lower_case": lower}
   notes = (*about.notes, *lines)
   source = Source(path, chosen, config, task, files, folder, assumed, notes)

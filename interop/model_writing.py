@@ -124,7 +124,7 @@ def _write_files(
     heads_of(bert, model.values),
     source.path,
     labels if outputs else (),
-    tokenizer_files.special_ids(encoder) if encoder else None,
+    encoder.special_ids() if encoder else None,
   )
   tensors = huggingface_weights.to_theirs(*weights)
   huggingface_weights.write_tensors(folder, tensors)

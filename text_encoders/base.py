@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from common import input_files
 from common.errors import DataError
@@ -40,8 +41,8 @@ class TokenizerInfo:
 
   def is_like(self, other: "TokenizerInfo") -> bool:
     """Whether both give a text the same tokens, by all that is known."""
-    theirs = other.kind, other.sha256, other.do_lower_case
-    return theirs == (self.kind, self.sha256, self.do_lower_case)
+    names = ("kind", "sha256", "do_lower_case")
+    return all(getattr(self, name) == getattr(other, name) for name in names)
 
 
 class WordTokens(NamedTuple):
@@ -63,7 +64,7 @@ class TokenSpans(NamedTuple):
 
   @classmethod
   def of(cls, tokens: Sequence[tuple]) -> "TokenSpans":
-    """Of (id, start, end) of each token."""
+    """Makes spans from the (id, start, end) of each token."""
     return cls(*np.array(tokens, np.int32).reshape(-1, 3).T)
 
   def with_dropped(self, text: str) -> "TokenSpans":
@@ -137,6 +138,17 @@ class Encoder:
     in no span.
     """
     raise NotImplementedError
+
+  def library_tokenizer(self) -> Tokenizer | None:
+    """Hugging Face's tokenizer with these ids, without special tokens.
+
+    None: the encoder's own file is one. DataError if the library cannot do it.
+    """
+    return None
+
+  def special_ids(self) -> dict[str, int]:
+    """Ids by role: "pad", "unk" (if there is one), "cls", "sep" and "mask"."""
+    return {role: getattr(self, f"{role}_id") for role in self.special}
 
   def lower(self, text: str) -> str:
     """What lower-casing makes of one of `texts`."""

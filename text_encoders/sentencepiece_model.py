@@ -4,20 +4,25 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from sentencepiece.sentencepiece_model_pb2 import ModelProto
+from tokenizers import (
+  Regex,
+  Tokenizer,
+  decoders,
+  models,
+  normalizers,
+  pre_tokenizers,
+)
 
 from common import input_files
 from common.errors import DataError
 from text_encoders import base
 from text_encoders.characters import has_chinese, without_surrogates
+from text_encoders.wordpiece import FINAL_SIGMA
 
 
 def _check_model(model) -> None:
-  """Raises `ValueError` for what the library takes and then ends the process.
-
-  A table of normalization is the size of a trie in bytes, the trie's units
-  (https://github.com/s-yata/darts-clone) and strings that end with a NUL, to
-  whose beginnings the leaves point.
-  """
+  """Raises `ValueError` for what makes the library end the process."""
   pieces = set()
   for piece in model.pieces:
     if "\0" in piece.piece or not math.isfinite(piece.score):
@@ -29,6 +34,9 @@ def _check_model(model) -> None:
     table = spec.precompiled_charsmap
     if not table:
       continue
+    # The table is the size of a trie in bytes, the trie's units
+    # (https://github.com/s-yata/darts-clone) and strings that end with a NUL,
+    # to whose beginnings the leaves point.
     size = int.from_bytes(table[:4], "little")
     trie, strings = table[4 : 4 + size], table[4 + size :]
     is_whole = 0 < size == len(trie) and size % 1024 == 0
@@ -57,7 +65,6 @@ class SentencePieceEncoder(base.Encoder):
   def __init__(self, model_file: str, do_lower_case: bool):
     import sentencepiece
     from google.protobuf.message import DecodeError
-    from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
     super().__init__(model_file, do_lower_case)
     data = input_files.read(model_file)
@@ -111,10 +118,13 @@ class SentencePieceEncoder(base.Encoder):
     return words
 
   def encode_with_spans(self, text: str) -> base.TokenSpans:
-    places: list[int] = []  # in the text, of the encoded line's characters
-    for place, char in enumerate(text):
-      places += [place] * len(char.lower() if self.do_lower_case else char)
-    places.append(len(text))
+    # Lower-casing may give several characters for one, so these are positions
+    # in the text of the encoded line's characters.
+    positions: list[int] = []
+    for position, char in enumerate(text):
+      size = len(char.lower() if self.do_lower_case else char)
+      positions += [position] * size
+    positions.append(len(text))
     shown = set()  # characters that tokens show
     for char in set(text):
       for token, _, _ in self._pieces(char):
@@ -126,11 +136,47 @@ class SentencePieceEncoder(base.Encoder):
       # several pieces (an ellipsis gives three), only the last has it.
       inside = []
       if not self._is_space(token):
-        for place in places[begin : max(end, begin + 1)]:
-          if place < len(text) and text[place] in shown:
-            inside.append(place)
+        for position in positions[begin : max(end, begin + 1)]:
+          if position < len(text) and text[position] in shown:
+            inside.append(position)
       if inside:
         spans.append((token, inside[0], inside[-1] + 1))
       else:
-        spans.append((token, places[begin], places[begin]))
+        spans.append((token, positions[begin], positions[begin]))
     return base.TokenSpans.of(spans)
+
+  def library_tokenizer(self) -> Tokenizer:
+    # It differs from the encoder where a letter has several combining marks,
+    # of which the library loses some, and between equally likely segmentations
+    # (". .." and ".. .").
+    content = input_files.read(self.file)
+    model = ModelProto.FromString(content)
+    trainer, normalization = model.trainer_spec, model.normalizer_spec
+    if not (
+      {piece.type for piece in model.pieces}
+      <= {1, 2, 3}  # also unknown, control
+      and trainer.model_type == trainer.UNIGRAM
+      and not trainer.treat_whitespace_as_suffix
+      and not trainer.byte_fallback
+      and normalization.add_dummy_prefix
+      and normalization.remove_extra_whitespaces
+      and normalization.escape_whitespaces
+    ):
+      raise DataError(
+        f"{self.file}: not a unigram model as tools.train_tokenizer makes it "
+        "(BPE, bytes, symbols of the user's, or another use of spaces): "
+        "tokenizer.json would give other ids. Convert with --to=tensorflow, "
+        "and the checkpoint that it writes without this file beside it"
+      )
+    pieces = [(piece.piece, piece.score) for piece in model.pieces]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=self.unk_id))
+    steps = [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    charsmap = normalization.precompiled_charsmap
+    if charsmap:
+      steps = [normalizers.Precompiled(charsmap), *steps]
+    if self.do_lower_case:
+      steps = [FINAL_SIGMA, normalizers.Lowercase(), *steps]
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    return tokenizer

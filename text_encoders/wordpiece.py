@@ -7,6 +7,14 @@ import unicodedata
 from collections.abc import Sequence
 
 import numpy as np
+from tokenizers import (
+  Regex,
+  Tokenizer,
+  decoders,
+  models,
+  normalizers,
+  pre_tokenizers,
+)
 
 from common import input_files
 from common.errors import DataError
@@ -71,8 +79,12 @@ class _CharMap(dict):
     return value
 
 
+# What characters become; None removes them. google/bert's steps are: clean,
+# lower-case, strip accents, split at punctuation.
+
+
 def _cleaned(char):
-  """What a character becomes before lower-casing; None removes it."""
+  """A character before lower-casing."""
   if is_whitespace(char):
     return " "
   if char == "\ufffd" or is_control(char):
@@ -182,7 +194,22 @@ class WordpieceTokenizer:
     return pieces
 
 
-# Encoders ---------------------------------------------------------------------
+# str.lower makes a capital sigma at a word's end another letter than elsewhere
+# (Unicode 3.13, Final_Sigma); the library lower-cases letter by letter.
+_CASED, _IGNORED = r"[\p{Lu}\p{Ll}\p{Lt}]", r"[\p{M}\p{Cf}\p{Lm}\p{Sk}'’.:·]"
+FINAL_SIGMA = normalizers.Replace(
+  Regex(
+    f"(?<={_CASED}|{_CASED}{_IGNORED}|{_CASED}{_IGNORED}{_IGNORED})"
+    f"Σ(?!{_IGNORED}*{_CASED})"
+  ),
+  "ς",
+)
+
+
+def bert_normalizer(lower: bool):
+  """Cleans text as google/bert does."""
+  bert = normalizers.BertNormalizer(strip_accents=lower, lowercase=lower)
+  return normalizers.Sequence([FINAL_SIGMA, bert]) if lower else bert
 
 
 class _PieceCache(dict):
@@ -262,24 +289,27 @@ class WordPieceEncoder(base.Encoder):
     shown = {}  # what a character becomes in words
     for char in set(text):
       shown[char] = "".join(self.split_words(char))
-    places: list[int] = []  # in the text, of the words' characters
-    for place, char in enumerate(text):
-      places += [place] * len(shown[char])
-    if len(places) != sum(map(len, words)):
+    # The positions in the text of the words' characters, one after the other.
+    positions: list[int] = []
+    for position, char in enumerate(text):
+      positions += [position] * len(shown[char])
+    if len(positions) != sum(map(len, words)):
+      # Neighbours changed a character, so all tokens of a word between spaces
+      # get the word's span.
       return self._spans_of_words(text)
     spans, begin = [], 0
     for word in words:
       ids = self.pieces_of(word)
       sizes = [len(self.tokens[token].removeprefix("##")) for token in ids]
-      if sum(sizes) != len(word):  # the word is unknown
+      if sum(sizes) != len(word):  # the word is unknown: one [UNK]
         ids, sizes = ids[:1], [len(word)]
       for token, size in zip(ids, sizes, strict=True):
-        spans.append((token, places[begin], places[begin + size - 1] + 1))
+        spans.append((token, positions[begin], positions[begin + size - 1] + 1))
         begin += size
     return base.TokenSpans.of(spans)
 
   def _spans_of_words(self, text: str) -> base.TokenSpans:
-    """If neighbours change a character: all tokens of a word have its span."""
+    """Spans that are as long as the word, between spaces, that they are in."""
     spans, end = [], 0
     for word in text.split():
       start = text.index(word, end)
@@ -296,3 +326,17 @@ class WordPieceEncoder(base.Encoder):
     lower = self.do_lower_case
     rules = {"strip_accents": lower, "tokenize_chinese_chars": True}
     return super().config() | rules
+
+  def library_tokenizer(self) -> Tokenizer:
+    # It differs from the encoder in rare characters: Unicode tables differ.
+    tokenizer = Tokenizer(
+      models.WordPiece(
+        vocab=dict(load_vocab(self.file)),
+        unk_token=base.UNK,
+        max_input_chars_per_word=MAX_INPUT_CHARS_PER_WORD,
+      )
+    )
+    tokenizer.normalizer = bert_normalizer(self.do_lower_case)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(prefix="##")
+    return tokenizer

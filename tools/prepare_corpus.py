@@ -191,7 +191,7 @@ def prepare(
     names = [cleaning.TRAIN, cleaning.REMOVED]
     is_english = settings.language == "en"
     # Without this file the vocabulary of a corpus is lower-cased.
-    if not is_english or tokenizer_files.own_case(train.name) is False:
+    if not is_english or tokenizer_files.case_beside(train.name) is False:
       names.append(config_beside(cleaning.TRAIN))
       case = {"do_lower_case": is_english}
       json_files.write(os.path.join(folder, names[-1]), case)

@@ -285,7 +285,7 @@ def main(args: Settings) -> None:
   input_files.check_not_written(paths, "--input_file", args.output_file)
   lower = args.do_lower_case
   if lower is None:
-    lower = False not in map(tokenizer_files.own_case, paths)
+    lower = False not in map(tokenizer_files.case_beside, paths)
   tell(f"reading {counted(len(paths), 'file')} ...")
   train, kind = _TRAINERS[args.tokenizer]
   lines = sample(text_files.read_lines(paths, text), args.sample_mb * 10**6)

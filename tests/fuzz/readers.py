@@ -631,7 +631,7 @@ def _folder(path):
   elif path.endswith("config.json"):
     huggingface_config.read_config(folder)
   elif path.endswith("tokenizer.json"):
-    tokenizer_files.said_case(f"{folder}/vocab.txt")
+    tokenizer_files.cases_by_file(f"{folder}/vocab.txt")
     encoder = kinds.load_tokenizer(tokenizer_file=path)
     encoder.encode_words(ODD_LINES)
   else:

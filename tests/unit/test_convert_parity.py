@@ -38,7 +38,7 @@ from model.weights import (
   QUESTIONS,
   TOKEN_CLASSIFIER,
 )
-from text_encoders import kinds, tokenizer_files
+from text_encoders import kinds, tokenizer_files, wordpiece
 from text_encoders.base import SPECIAL_TOKENS
 from text_encoders.characters import has_chinese
 from text_encoders.sentencepiece_model import SentencePieceEncoder
@@ -267,7 +267,7 @@ def test_tokenizer_json_gives_our_ids(vocabulary, do_lower_case):
 @pytest.mark.parametrize("do_lower_case", [True, False])
 def test_words_are_ours_in_every_letter_of_old(do_lower_case):
   """Each character of Unicode 3.2 within a word, alone and before a space."""
-  normalizer = tokenizer_files.normalizer(do_lower_case)
+  normalizer = wordpiece.bert_normalizer(do_lower_case)
   pre = tokenizers.pre_tokenizers.BertPreTokenizer()
   split, wrong = tokenization.BasicTokenizer(do_lower_case).tokenize, []
   old = unicodedata.ucd_3_2_0
@@ -389,7 +389,7 @@ def test_a_vocabulary_only_in_tokenizer_json(tmp_path, vocabulary):
   encoder = WordPieceEncoder(vocabulary, False)
   tokenizer_files.write_tokenizer(folder, encoder, 64)
   for file in ("tokenizer_config.json", "tokenizer.json"):
-    said = tokenizer_files.said_case(f"{folder}/vocab.txt")
+    said = tokenizer_files.cases_by_file(f"{folder}/vocab.txt")
     assert said[f"{folder}/{file}"] is False
     (tmp_path / "tokenizer_config.json").unlink(missing_ok=True)
   found = model_source.find_vocabulary({}, {}, folder)

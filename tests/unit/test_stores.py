@@ -397,7 +397,7 @@ def test_a_corpus_in_a_store(tmp_path, flaky, cache):
   prepare(str(text), url)
   assert there(Flaky) == want and not list(cache.glob("*.unfinished"))
   # What reads the text finds its case there.
-  assert tokenizer_files.own_case(f"{url}/train.txt") is False
+  assert tokenizer_files.case_beside(f"{url}/train.txt") is False
 
 
 _KILLED = """
