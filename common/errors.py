@@ -46,28 +46,31 @@ _REMEDIES = {
   "Unable to convert element to UTF-8": "names must be UTF-8: rename it",
 }
 # What TensorFlow says before the reason: the place in the graph.
-_PLACE = re.compile(r"(?s)Graph exec[^\n]*\s+(Detected .*?\nNode:[^\n]*\n)?")
+_IN_GRAPH = re.compile(r"(?s)Graph exec[^\n]*\s+(Detected .*?\nNode:[^\n]*\n)?")
 
 
 def remedy(error: BaseException) -> str:
   """What to do about an error that the system reports; "" for another."""
-  said = str(error)
-  return next((_REMEDIES[words] for words in _REMEDIES if words in said), "")
+  message = str(error)
+  for words, what_to_do in _REMEDIES.items():
+    if words in message:
+      return what_to_do
+  return ""
 
 
 def reason(error: BaseException) -> str:
   """What the system or TensorFlow says: file, reason and remedy, in a line."""
-  said = _PLACE.sub("", getattr(error, "message", str(error)), count=1)
-  said = said.strip().partition("\n")[0] or repr(error)
+  text = _IN_GRAPH.sub("", getattr(error, "message", str(error)), count=1)
+  text = text.strip().partition("\n")[0] or repr(error)
   if isinstance(error, UnicodeEncodeError):  # which shows no name
     sign = re.escape(error.object[error.start])
-    said = re.findall(f".*{sign}.*", error.object)[0]
+    text = re.findall(f".*{sign}.*", error.object)[0]
   elif isinstance(error, OSError) and error.strerror:
-    said = ": ".join(filter(None, [error.filename, error.strerror]))
-  return ": ".join(filter(None, [said, remedy(error)]))
+    text = ": ".join(filter(None, [error.filename, error.strerror]))
+  return ": ".join(filter(None, [text, remedy(error)]))
 
 
-def leave_when_asked() -> None:
+def end_on_signals() -> None:
   """From now on a signal ends the program: for when nothing is to be saved."""
   for number in STOP_SIGNALS:
     signal.signal(number, _leave)
@@ -101,7 +104,7 @@ def _tell_stopped(number: int) -> None:
 
 @contextlib.contextmanager
 def leaving_in_c() -> Iterator[None]:
-  """After `leave_when_asked`, signals end also a block that waits in C code.
+  """After `end_on_signals`, signals end also a block that waits in C code.
 
   Python's handlers run only when the C code returns, but the byte that Python
   writes for each signal comes at once, and a thread waits for it.
@@ -171,9 +174,9 @@ def run_main(
   `main` gets argv: the program, then the words of `check_words`.
   """
 
-  def checked(argv):
+  def with_arguments(argv):
     check_words(argv[1:], arguments)
     main(argv)
 
   with in_a_line():
-    app.run(checked, flags_parser=parser)
+    app.run(with_arguments, flags_parser=parser)

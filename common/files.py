@@ -51,19 +51,19 @@ def new_folder(path: str) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def folder_aside(place: str) -> Iterator[str]:
-  """An empty folder for what is moved to `place`, or beside it, when whole.
+def folder_aside(path: str) -> Iterator[str]:
+  """An empty folder for what is moved to `path`, or beside it, when whole.
 
-  What a killed start left in it is removed: its name follows from `place`.
   UserError if another process works in it.
   """
-  aside = os.path.normpath(place) + ".unfinished"
+  aside = os.path.normpath(path) + ".unfinished"
   os.makedirs(aside, exist_ok=True)
   with contextlib.ExitStack() as at_end:
     opened = os.open(aside, os.O_RDONLY)
     at_end.callback(os.close, opened)
     lock(opened, aside)
     at_end.callback(shutil.rmtree, aside, ignore_errors=True)
+    # What a killed start left, because the name follows from `path`.
     for item in os.scandir(aside):
       shutil.rmtree(item) if item.is_dir() else os.unlink(item)
     yield aside

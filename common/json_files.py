@@ -16,7 +16,11 @@ def parse(text: str | bytes, form=None, strict: bool = True):
   hooks: dict = {}
   if strict:
     text = text.decode() if isinstance(text, bytes) else text
-    hooks = {"object_pairs_hook": _distinct, "parse_constant": _no_number}
+
+    def no_number(name: str):
+      raise ValueError(f"{name} is not JSON")
+
+    hooks = {"object_pairs_hook": _distinct, "parse_constant": no_number}
   try:
     value = json.loads(text, **hooks)
   except RecursionError as e:
@@ -32,10 +36,6 @@ def _distinct(pairs: list) -> dict:
     twice = next(key for key in keys if keys.count(key) > 1)
     raise ValueError(f"the key {twice!r} occurs twice")
   return dict(pairs)
-
-
-def _no_number(name: str):
-  raise ValueError(f"{name} is not JSON")
 
 
 def read(path: str, form=None, problem: str = "not readable as JSON: {}"):
@@ -58,24 +58,24 @@ def read_own(path: str, remedy: str, form=None):
 def read_lines(path: str, form=None, strict: bool = True) -> list:
   """The values of a .jsonl file; [] without one.
 
-  A last line without its end does not count: its writer was killed. DataError
-  for another that is not JSON of the `form`, see `expect`.
+  DataError for a line that is not JSON of the `form`, see `expect`.
   """
-  found: list = []
+  values: list = []
   if not os.path.exists(path):
-    return found
+    return values
   with open(path, encoding="utf-8", errors="replace") as f:
     for number, line in enumerate(f, 1):
+      # A last line without its end does not count: its writer was killed.
       if not line.strip() or not line.endswith("\n"):
         continue
       try:
-        found.append(parse(line, form, strict))
+        values.append(parse(line, form, strict))
       except ValueError as e:
         raise DataError(
           f"{path}: line {number} does not belong there ({e}): remove the "
           "line, or move the file away"
         ) from e
-  return found
+  return values
 
 
 def append_line(path: str, value) -> None:

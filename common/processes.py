@@ -44,13 +44,10 @@ def start(command: list[str], **options) -> subprocess.Popen[str]:
   """Starts a command, from any folder; the end of this program stops it."""
   path = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH")]))
   return subprocess.Popen(
-    command,
-    env={**os.environ, "PYTHONPATH": path},
-    text=True,
-    errors="replace",
+    command, env={**os.environ, "PYTHONPATH": path}, text=True,
+    errors="replace", **options,
     preexec_fn=functools.partial(end_with, os.getpid(), signal.SIGTERM),
-    **options,
-  )
+  )  # fmt: skip
 
 
 def run(title: str, command: list[str], each_line: Callable) -> float:

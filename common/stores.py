@@ -63,7 +63,7 @@ class OnDisk(NamedTuple):
     """A file of this machine with the content."""
     return self.name
 
-  def place_of_work(self) -> str:
+  def work_folder(self) -> str:
     """A folder of this machine for work on the file."""
     return self.name + ".unfinished"
 
@@ -149,7 +149,7 @@ class InStore(NamedTuple):
       os.replace(copy.name, path)
     return path
 
-  def place_of_work(self) -> str:
+  def work_folder(self) -> str:
     return _cached(self.name) + ".unfinished"
 
   def take(self, source: str) -> None:
@@ -163,8 +163,8 @@ class InStore(NamedTuple):
   def _put(self, f: BinaryIO) -> None:
     # It makes no folder: a bucket of a wrong name would be made, too.
     with self._store() as (store, name):
-      with store.transaction, store.open(name, "wb") as place:
-        shutil.copyfileobj(f, place, 16 << 20)
+      with store.transaction, store.open(name, "wb") as target:
+        shutil.copyfileobj(f, target, 16 << 20)
 
   def remove(self) -> None:
     with self._store() as (store, name), _nothing_there:

@@ -45,7 +45,7 @@ def read_command(kind: type) -> Command:
 
   What is wrong ends the program with a line; so does a signal.
   """
-  errors.leave_when_asked()
+  errors.end_on_signals()
   with errors.in_a_line():
     command = Command(kind, settings.parse(kind))
     rank, _ = processes.started()

@@ -152,7 +152,7 @@ class CreationSettings(VocabularyFiles):
 
   @property
   def work_folder(self) -> str:
-    return stores.at(self.output_paths[0]).place_of_work()
+    return stores.at(self.output_paths[0]).work_folder()
 
   def shard_names(self, num_shards: int | None) -> list[str]:
     """File names: those given, or NAME-00000-of-00004.EXT, ..."""

@@ -12,7 +12,7 @@ from tokenizers import (
   models,
   normalizers,
   pre_tokenizers,
-)
+)  # fmt: skip
 
 from common import input_files
 from common.errors import DataError

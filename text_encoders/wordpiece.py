@@ -14,7 +14,7 @@ from tokenizers import (
   models,
   normalizers,
   pre_tokenizers,
-)
+)  # fmt: skip
 
 from common import input_files
 from common.errors import DataError
@@ -24,7 +24,7 @@ from text_encoders.characters import (
   is_control,
   is_punctuation,
   is_whitespace,
-)
+)  # fmt: skip
 
 MAX_INPUT_CHARS_PER_WORD = 200
 
@@ -230,19 +230,6 @@ class _PieceCache(dict):
     return ids
 
 
-def _respaced(words, is_chinese):
-  """(text, starts of the words in it): spaces separate words for jieba."""
-  text, starts = "", []
-  follows_chinese = False
-  for word, chinese in zip(words, is_chinese, strict=True):
-    if not (chinese and follows_chinese):
-      text += " "
-    starts.append(len(text))
-    text += word
-    follows_chinese = chinese
-  return text, starts
-
-
 class WordPieceEncoder(base.Encoder):
   """Lines -> exactly `FullTokenizer`'s ids."""
 
@@ -279,7 +266,14 @@ class WordPieceEncoder(base.Encoder):
       is_chinese = [len(word) == 1 and has_chinese(word) for word in words]
       if any(is_chinese):
         firsts = np.cumsum([0, *map(len, pieces[:-1])])
-        text, starts = _respaced(words, is_chinese)
+        # For jieba spaces separate words, but not two Chinese ones.
+        text, starts, follows_chinese = "", [], False
+        for word, chinese in zip(words, is_chinese, strict=True):
+          if not (chinese and follows_chinese):
+            text += " "
+          starts.append(len(text))
+          text += word
+          follows_chinese = chinese
         is_continuation[firsts] |= base.inside_chinese_words(text, starts)
       encoded.append(base.WordTokens(ids, is_continuation))
     return encoded

@@ -103,6 +103,7 @@ def count_unigrams(
       f"no unigram baseline: {source.folder} does not say on which records it "
       "was trained, or they are not as it read them: give --unigram_records"
     )
+  # Counts of other tokens would be no baseline for this model.
   for path, manifest in data_set.find_manifests(paths).values():
     if not manifest.tokenizer.is_like(encoder.info()):
       raise UserError(
@@ -110,6 +111,7 @@ def count_unigrams(
         f"model's {encoder.file}: give --unigram_records that fit"
       )
   files = tfrecord.RecordSet(paths)
+  # A sample of the records is enough; each rank counts a part of it.
   chosen = unigrams.numbers(files)
   my_share = chosen[comm.rank :: comm.size]
   special = encoder.pad_id, encoder.cls_id, encoder.sep_id
@@ -139,28 +141,11 @@ def _open(source: model_source.Source, precision: str):
   return inference.open_export(source.path)
 
 
-def _about(pairs, sentences, source: model_source.Source) -> list[str]:
-  """What is scored, and what of it is longer than the model's training."""
-  names = minimal_pairs.by_paradigm(pairs)
-  lines = [
-    f"{len(pairs):,} pairs of {len(names)} paradigms: {len(sentences):,} "
-    "different sentences"
-  ]
-  most = source.max_seq_length
-  if longer := sum(len(ids) + 2 > most for ids in sentences):
-    lines.append(
-      f"{longer:,} sentences have more than the {most} tokens of the model's "
-      "training: positions at their end were not trained"
-    )
-  return lines
-
-
 def evaluate(settings: Settings, name: str, comm) -> None:
   """Scores the pairs by the model `name`; rank 0 prints and writes results."""
   pairs = minimal_pairs.read(settings.pairs, settings.sample)
-  source = None
-  if comm.is_root:
-    source = model_source.find(name, settings.given)
+  # Rank 0 alone chooses the checkpoint, because a run may be saving others.
+  source = model_source.find(name, settings.given) if comm.is_root else None
   source = comm.from_root(source)
   output, encoder = settings.output, source.tokenizer()
   is_run = os.path.exists(os.path.join(source.folder, description.RUN_FILE))
@@ -171,12 +156,27 @@ def evaluate(settings: Settings, name: str, comm) -> None:
   most = source.bert.max_position_embeddings
   sentences, numbers = encode(pairs, encoder, most)
   digest = hashlib.sha256(b"|".join(ids.tobytes() for ids in sentences))
+  # Ranks that read other files would wait for each other without an end.
   comm.check_equal(
     "the work",
     f"{source.path}\n{settings.score}, {settings.precision}\n"
     f"{len(sentences)} sentences of SHA-256 {digest.hexdigest()}",
   )
-  say(comm, *source.lines(), *_about(pairs, sentences, source))
+  say(comm, *source.lines())
+  paradigms = len(minimal_pairs.by_paradigm(pairs))
+  say(
+    comm,
+    f"{len(pairs):,} pairs of {paradigms} paradigms: {len(sentences):,} "
+    "different sentences",
+  )
+  trained = source.max_seq_length
+  longer = sum(len(ids) + 2 > trained for ids in sentences)
+  if longer:
+    say(
+      comm,
+      f"{longer:,} sentences have more than the {trained} tokens of the "
+      "model's training: positions at their end were not trained",
+    )
   from interop import pseudo_likelihood  # it loads TensorFlow
 
   with contextlib.closing(_open(source, settings.precision)) as model:
@@ -203,7 +203,7 @@ def evaluate(settings: Settings, name: str, comm) -> None:
 
 def main(settings: Settings, name: str) -> None:
   """Evaluates on all ranks."""
-  # What is missing is told before TensorFlow takes its time.
+  # What is missing is an error before TensorFlow takes its time.
   input_files.expand_patterns(settings.pairs)
   if not processes.started()[0]:
     model_source.find(name, settings.given)

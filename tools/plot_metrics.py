@@ -76,9 +76,9 @@ def read_run(run_dir: str) -> Run:
   data = flags.get("input_file") or flags.get("train_file")
   if data:
     about.append(f"on {data}")
-  found = described.manifest()
-  if found:
-    entropy = found[1].counts.get("unigram_entropy")
+  manifest = described.manifest()
+  if manifest:
+    entropy = manifest[1].counts.get("unigram_entropy")
   return Run(", ".join(about), train, evaluations, entropy)
 
 

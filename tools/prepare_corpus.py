@@ -209,7 +209,7 @@ def prepare(
     "dry_run": settings.dry_run,
     "version": _PLAN_VERSION,
   }
-  job = work_dir.Job(train.place_of_work(), plan, "--output_dir")
+  job = work_dir.Job(train.work_folder(), plan, "--output_dir")
   worker, processes = worker or work_dir.alone(), settings.workers.num_workers
   return share(make, job, worker, processes)
 

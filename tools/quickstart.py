@@ -112,7 +112,7 @@ class Paths:
     return data_set.Manifest.load(self.manifest(part)).counts
 
 
-def check_source(paths: Paths, settings: Settings) -> dict:
+def source_of(paths: Paths, settings: Settings) -> dict:
   """What the text is made from; UserError if the folder's is from another."""
   text = text_files.TextFormat(encoding=settings.encoding)
   files = []
@@ -120,11 +120,9 @@ def check_source(paths: Paths, settings: Settings) -> dict:
     for path in input_files.expand_patterns(settings.corpus):
       files.append([path, os.path.getsize(path), int(os.path.getmtime(path))])
   source = {
-    "corpus": settings.corpus,
-    "encoding": codecs.lookup(text.encoding).name,
-    "language": settings.language,
-    "files": files,
-  }
+    "corpus": settings.corpus, "encoding": codecs.lookup(text.encoding).name,
+    "language": settings.language, "files": files,
+  }  # fmt: skip
   if os.path.exists(paths.source) and json_files.read(paths.source) != source:
     raise UserError(
       f"{paths.root} was made from other text, see {paths.source}: give that "
@@ -145,37 +143,28 @@ class Step(NamedTuple):
 def steps(paths: Paths, settings: Settings) -> list[Step]:
   """From text files to records."""
   text = python(
-    "tools.prepare_corpus",
-    output_dir=paths.corpus,
-    corpus=settings.corpus,
-    encoding=settings.encoding,
-    language=settings.language,
-  )
+    "tools.prepare_corpus", output_dir=paths.corpus, corpus=settings.corpus,
+    encoding=settings.encoding, language=settings.language,
+  )  # fmt: skip
   vocabulary = python(
-    "tools.train_tokenizer",
-    input_file=paths.text("train"),
-    output_file=paths.vocab,
-    vocab_size=VOCAB_SIZE,
-  )
+    "tools.train_tokenizer", input_file=paths.text("train"),
+    output_file=paths.vocab, vocab_size=VOCAB_SIZE,
+  )  # fmt: skip
   title = "text: one sentence a line, some documents held out"
-  found = [
+  commands = [
     Step(title, paths.source, text),  # `prepare` writes it after the text
     Step("vocabulary", paths.vocab, vocabulary),
   ]
   for part in PARTS:
     command = python(
-      "create_pretraining_data.py",
-      input_file=paths.text(part),
-      output_file=paths.records(part),
-      vocab_file=paths.vocab,
-      objective="mlm",
-      dynamic_masks=True,
-      max_seq_length=SEQ_LENGTH,
+      "create_pretraining_data.py", input_file=paths.text(part),
+      output_file=paths.records(part), vocab_file=paths.vocab,
+      objective="mlm", dynamic_masks=True, max_seq_length=SEQ_LENGTH,
       examples_per_record=2,  # the short ends of documents
-    )
+    )  # fmt: skip
     title = f"records of {paths.text(part)}"
-    found.append(Step(title, paths.manifest(part), command))
-  return found
+    commands.append(Step(title, paths.manifest(part), command))
+  return commands
 
 
 def run(title: str, command: list[str]) -> None:
@@ -188,7 +177,7 @@ def run(title: str, command: list[str]) -> None:
 
 def prepare(paths: Paths, settings: Settings) -> None:
   """Makes text, vocabulary, records and the model's config, if missing."""
-  source = check_source(paths, settings)
+  source = source_of(paths, settings)
   for step in steps(paths, settings):
     if not os.path.exists(step.output):
       run(step.title, step.command)
@@ -211,21 +200,22 @@ def gpus() -> list[float]:
   return [float(capability) for capability in visible_gpus("compute_cap")]
 
 
-def ranks_here(asked: int) -> int:
-  """`asked`; as many as there are GPUs, of one each; one without Horovod."""
-  if asked > 1 and not os.path.exists(processes.HOROVODRUN):
+def ranks_here(ranks: int) -> int:
+  """`ranks`, or one for each GPU if there are fewer; one without Horovod."""
+  if ranks > 1 and not os.path.exists(processes.HOROVODRUN):
     tell("one rank, because Horovod is not built: make horovod builds it")
     return 1
-  return min(asked, len(gpus()) or asked)
+  return min(ranks, len(gpus()) or ranks)
 
 
 def best_precision() -> str:
   """bf16 if this machine multiplies it faster than float32, else fp32."""
   if gpus():
-    return "bf16" if min(gpus()) >= 8.0 else "fp32"
-  with open("/proc/cpuinfo", encoding="utf-8") as f:
-    flags = f.read().split()
-  fast = "avx512_bf16" in flags or "amx_bf16" in flags
+    fast = min(gpus()) >= 8.0  # since Ampere
+  else:
+    with open("/proc/cpuinfo", encoding="utf-8") as f:
+      flags = f.read().split()
+    fast = "avx512_bf16" in flags or "amx_bf16" in flags
   return "bf16" if fast else "fp32"
 
 
@@ -236,49 +226,40 @@ def pretraining_command(paths: Paths, ranks: int, updates: int) -> list[str]:
   """
   batch = min(GLOBAL_BATCH, paths.counts("train")["examples"])
   command = python(
-    "run_pretraining.py",
-    do_train=True,
-    do_eval=True,
-    bert_config_file=paths.config,
-    input_file=paths.shards("train"),
-    eval_input_file=paths.shards("heldout"),
-    output_dir=paths.pretrain,
+    "run_pretraining.py", do_train=True, do_eval=True,
+    bert_config_file=paths.config, input_file=paths.shards("train"),
+    eval_input_file=paths.shards("heldout"), output_dir=paths.pretrain,
     global_batch_size=batch,
     train_batch_size=-(-batch // ranks),  # the last rank may have fewer
     precision=best_precision(),
     # docs/results.md has what these bring, and where they fail.
-    masked_lm_prob="0.3:0.15",
+    masked_lm_prob="0.3:0.15", beta_2=0.999, initial_weights="informed",
     learning_rate=3e-3,
     bias_correction=True,  # else a rate this high undoes the first updates
-    beta_2=0.999,
-    initial_weights="informed",
-    num_train_steps=updates,
-    num_warmup_steps=min(200, updates // 10),
+    num_train_steps=updates, num_warmup_steps=min(200, updates // 10),
     eval_every_steps=max(1, updates // 10),
     save_checkpoints_steps=max(1, updates // 4),
-  )
+  )  # fmt: skip
   return processes.horovodrun(ranks, command)
 
 
 def masked_sentences(sentences: list[str], tokenizer) -> list[tuple[str, str]]:
-  """A few sentences with a [MASK] in the middle, each with the word it hides.
-
-  The word has more than three letters and is a token of its own.
-  """
+  """A few sentences with a [MASK] in the middle, each with the hidden word."""
   known = set(tokenizer.tokens)
   masked = []
   encoded = tokenizer.encode_batch(sentences)
   for sentence, ids in zip(sentences, encoded, strict=True):
     words = sentence.split()
-    places = []
-    for place, word in enumerate(words):
+    positions = []
+    for position, word in enumerate(words):
+      # A token of its own; shorter words are mostly a matter of grammar.
       if len(word) > 3 and (word in known or word.lower() in known):
-        places.append(place)
+        positions.append(position)
     # With [CLS] and [SEP] it is no longer than what the model was trained on.
-    if places and len(words) > 5 and len(ids) <= SEQ_LENGTH - 2:
-      place = places[len(places) // 2]
-      text = " ".join([*words[:place], MASK, *words[place + 1 :]])
-      masked.append((text, words[place]))
+    if positions and len(words) > 5 and len(ids) <= SEQ_LENGTH - 2:
+      hidden = positions[len(positions) // 2]
+      text = " ".join([*words[:hidden], MASK, *words[hidden + 1 :]])
+      masked.append((text, words[hidden]))
   every = -(-len(masked) // SHOWN_SENTENCES) or 1
   return masked[::every]
 

@@ -163,7 +163,7 @@ def main(settings: RayWorkersSettings, script: str, *flags: str) -> None:
   """Runs the command by all workers and shows what they print."""
   signal.signal(signal.SIGINT, signal.SIG_DFL)  # no work is lost yet
   ray = _connect(settings.address or os.environ.get("RAY_ADDRESS") or _LOCAL)
-  errors.leave_when_asked()
+  errors.end_on_signals()
   cpus = settings.cpus_per_worker
   room = ray.cluster_resources().get("CPU", 0)
   tell(f"{settings.workers} workers of {cpus} of {room:.0f} CPUs")

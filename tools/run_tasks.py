@@ -118,22 +118,23 @@ def check_flags(tasks: dict, words: Sequence[str]) -> None:
     raise UserError(f"--{flag} is set by tools.run_tasks: leave it out")
 
 
-def check_folder(folder: str, made_with: dict, tasks: dict) -> None:
+def record_settings(folder: str, shared: dict, tasks: dict) -> None:
   """Records what runs are made with; `UserError` if earlier ones differ.
 
-  Those are the runs with results, and those that would resume: what failed at
-  once may be mended.
+  `shared`: what all runs have in common; `tasks`: each one's flags.
   """
+  # Earlier runs are those with results and those that would resume. What
+  # failed at once may be mended.
   results = json_files.read_lines(os.path.join(folder, RESULTS_FILE))
   begun = {line["task"] for line in results}
   saved = os.path.join(glob.escape(folder), "*", "seed_*", "model.ckpt-*.index")
   for checkpoint in glob.glob(saved):
     begun.add(pathlib.Path(checkpoint).parts[-3])
   path = os.path.join(folder, _SETTINGS_FILE)
-  now, fixed = {**made_with, **tasks}, {}
+  now, fixed = {**shared, **tasks}, {}
   if begun and os.path.exists(path):
     for name, value in json_files.read_own(path, _OTHER_FOLDER, {}).items():
-      if name in made_with or name in begun:
+      if name in shared or name in begun:
         fixed[name] = value
   for name, value in fixed.items():
     if now.get(name, value) != value:
@@ -145,10 +146,7 @@ def check_folder(folder: str, made_with: dict, tasks: dict) -> None:
 
 
 def keep(source: model_source.Source, folder: str) -> None:
-  """Makes `folder` with a run's checkpoint and the files that describe it.
-
-  They take no room of their own where the file system has hard links.
-  """
+  """Makes `folder` with a run's checkpoint and the files that describe it."""
   paths = glob.glob(glob.escape(source.path) + ".*")
   paths += source.vocabulary.values()
   for name in (
@@ -159,11 +157,12 @@ def keep(source: model_source.Source, folder: str) -> None:
       paths.append(path)
   with files.new_folder(folder) as new:
     for path in paths:
-      place = os.path.join(new, os.path.basename(path))
+      copy = os.path.join(new, os.path.basename(path))
+      # A hard link takes no room of its own, but not all disks have them.
       try:
-        os.link(path, place)
-      except OSError:  # another disk, for example
-        shutil.copyfile(path, place)
+        os.link(path, copy)
+      except OSError:
+        shutil.copyfile(path, copy)
 
 
 def run(task: dict, seed: int, ranks: int, folder: str, more: list) -> dict:
@@ -185,8 +184,7 @@ def run(task: dict, seed: int, ranks: int, folder: str, more: list) -> dict:
     try:
       processes.run(folder, processes.horovodrun(ranks, command), keep)
     except UserError as e:
-      said = "".join(end)
-      raise UserError(f"a run failed; the end of {log}:\n{said}") from e
+      raise UserError(f"a run failed; the end of {log}:\n{''.join(end)}") from e
   results = json_files.read(os.path.join(folder, run_folder.EVAL_RESULTS_FILE))
   about = json_files.read(os.path.join(folder, model_files.TASK_FILE))
   names = about.get("metrics") or [n for n in _ANSWERS if n in results]
@@ -202,10 +200,12 @@ def table(results: Sequence[dict]) -> list[str]:
   firsts: dict = {}  # task -> the values of its first metric
   for (task, _), by_seed in values.items():
     firsts.setdefault(task, by_seed)
-  # Of tasks with different seeds a mean would be of other runs.
-  if len(firsts) > 1 and len(set(map(len, firsts.values()))) == 1:
-    of_seeds = zip(*firsts.values(), strict=True)
-    means = [*map(statistics.mean, of_seeds)]
+  # With different seeds for each task there is no mean over the tasks.
+  if (
+    len(firsts) > 1 and len({len(by_seed) for by_seed in firsts.values()}) == 1
+  ):
+    by_seed = zip(*firsts.values(), strict=True)
+    means = [statistics.mean(results) for results in by_seed]
     values[f"mean of {len(firsts)} tasks", "first metrics"] = means
   width = 2 + max(len(task) for task, _ in values)
   form = f"{{:<{width}}}{{:<16}}{{:>8}}{{:>11}}{{:>7}}"
@@ -229,14 +229,14 @@ def main(settings: Settings, model: str, *more: str) -> None:
     raise UserError(f"{model} is exported: give the run folder it came from")
   console.tell(*source.lines())
   words = [*next_steps.flag_words(dataclasses.asdict(settings.given)), *more]
-  made_with = {
+  shared = {
     "model": os.path.normpath(model),
     "model's SHA-256": checkpoint_weights.digest(source.path),
     "flags": " ".join(words),
     "num_ranks": settings.num_ranks,
   }
   with run_folder.locked(settings.output_dir):
-    check_folder(settings.output_dir, made_with, tasks)
+    record_settings(settings.output_dir, shared, tasks)
     if chosen != kept and checkpoint_files.step_of(source.path) is not None:
       keep(source, kept)
       source = model_source.find(kept, settings.given)

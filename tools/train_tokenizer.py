@@ -23,7 +23,7 @@ from tokenizers import (
   pre_tokenizers,
   processors,
   trainers,
-)
+)  # fmt: skip
 
 from common import errors, files, input_files, json_files
 from common.console import counted, tell
@@ -78,9 +78,7 @@ def sample(lines: Iterable[str], size: int) -> list[str]:
   return [part for _, part in parts]
 
 
-def _merge(
-  words: list[str], counts: dict[str, int], vocab_size: int
-) -> dict[str, int]:
+def _merge(words: list[str], counts: dict, vocab_size: int) -> dict[str, int]:
   """Trains on words by how often they occur; returns token -> id."""
   # Named letters make runs agree: the library numbers others in the order of a
   # hash table, and these numbers decide ties between merges.
@@ -92,20 +90,17 @@ def _merge(
   tokenizer = Tokenizer(models.WordPiece(unk_token=base.UNK))
   tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
   trainer = trainers.WordPieceTrainer(
-    vocab_size=vocab_size,
-    special_tokens=required,
-    limit_alphabet=len(set().union(*words)),
-    show_progress=False,
-  )
-  tokenizer.train_from_iterator(_repeated(words, counts), trainer)
+    vocab_size=vocab_size, special_tokens=required,
+    limit_alphabet=len(set().union(*words)), show_progress=False,
+  )  # fmt: skip
+
+  def repeated() -> Iterator[str]:  # each word as often as it is counted
+    for word in words:
+      for done in range(0, counts[word], _AT_ONCE):
+        yield " ".join([word] * min(_AT_ONCE, counts[word] - done))
+
+  tokenizer.train_from_iterator(repeated(), trainer)
   return tokenizer.get_vocab(with_added_tokens=True)
-
-
-def _repeated(words: list[str], counts: dict[str, int]) -> Iterator[str]:
-  """Each word as often as it is counted."""
-  for word in words:
-    for done in range(0, counts[word], _AT_ONCE):
-      yield " ".join([word] * min(_AT_ONCE, counts[word] - done))
 
 
 def train_wordpiece(
@@ -173,22 +168,15 @@ def train_sentencepiece(
   model = io.BytesIO()
   try:
     sentencepiece.SentencePieceTrainer.train(
-      sentence_iterator=iter(parts),
-      model_writer=model,
-      vocab_size=vocab_size,
-      hard_vocab_limit=False,
+      sentence_iterator=iter(parts), model_writer=model,
+      vocab_size=vocab_size, hard_vocab_limit=False,
       character_coverage=0.9995,  # the library's advice for large alphabets
       max_sentence_length=_MAX_PART_BYTES,
       num_threads=1,  # more threads sum floats in another order
-      pad_id=0,
-      unk_id=1,
-      bos_id=-1,
-      eos_id=-1,
-      pad_piece=base.PAD,
-      unk_piece=base.UNK,
-      control_symbols=[base.CLS, base.SEP, base.MASK],
-      minloglevel=2,
-    )
+      pad_id=0, unk_id=1, bos_id=-1, eos_id=-1,
+      pad_piece=base.PAD, unk_piece=base.UNK,
+      control_symbols=[base.CLS, base.SEP, base.MASK], minloglevel=2,
+    )  # fmt: skip
   except RuntimeError as e:
     raise errors.DataError(
       f"no SentencePiece model of {vocab_size} pieces from this text: {e}"
@@ -223,11 +211,9 @@ def train_bpe(
     takes_space = token == base.MASK
     special.append(AddedToken(token, lstrip=takes_space, special=True))
   trainer = trainers.BpeTrainer(
-    vocab_size=vocab_size,
-    special_tokens=special,
-    initial_alphabet=letters,
+    vocab_size=vocab_size, special_tokens=special, initial_alphabet=letters,
     show_progress=False,
-  )
+  )  # fmt: skip
   tokenizer.train_from_iterator(lines, trainer)
   cls, sep = (base.CLS, 2), (base.SEP, 3)
   tokenizer.post_processor = processors.BertProcessing(sep, cls)

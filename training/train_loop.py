@@ -334,7 +334,7 @@ def run_main(main: Callable[[list], None], *settings) -> None:
     except (tf.errors.OpError, MemoryError) as e:
       raise evaluation.clear_error(e) from e
 
-  errors.leave_when_asked()
+  errors.end_on_signals()
   try:
     errors.run_main(wrapped, *settings)
   finally:

@@ -14,7 +14,7 @@ from checkpoints.run_folder import is_written
 from checkpoints.snapshot import Snapshot
 from common import json_files, nvidia
 from common.console import say
-from common.errors import STOPPED_STATUS, UserError, leave_when_asked
+from common.errors import STOPPED_STATUS, UserError, end_on_signals
 from common.tensorflow_v1 import tf
 from gradients import distributed
 from model import sampled_softmax
@@ -177,7 +177,7 @@ def run(
         if run.signals.received:  # since the last update, which is saved
           sys.exit(STOPPED_STATUS)
         if _is_end(run, training):
-          leave_when_asked()
+          end_on_signals()
         results, lines = _conclude(run, step)
       if run.evaluate:
         run.evaluate.close()

@@ -232,7 +232,7 @@ def test_runs_keep_the_checkpoint_of_a_run_that_goes_on(
 def test_a_folder_keeps_what_its_results_were_made_with(tmp_path):
   """A first try that failed binds nothing, one that would resume does."""
   made_with = {"model's SHA-256": "1", "flags": ""}
-  check = lambda made_with, **tasks: run_tasks.check_folder(
+  check = lambda made_with, **tasks: run_tasks.record_settings(
     str(tmp_path), made_with, tasks
   )
   check({**made_with, "flags": "--typo"}, x={"f": 0})

@@ -100,7 +100,7 @@ def test_a_stop_while_tensorflow_is_imported(tmp_path, script, name):
 IN_C = """
 import ctypes
 from common import errors
-errors.leave_when_asked()
+errors.end_on_signals()
 with errors.leaving_in_c():
   pass
 with errors.leaving_in_c():
