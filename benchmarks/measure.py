@@ -398,4 +398,4 @@ if __name__ == "__main__":
   flags.DEFINE_string("google_bert", None, "Folder of a google/bert checkout.")
   flags.DEFINE_integer("text_mb", 1024, "Megabytes of varied text.")
   flags.DEFINE_integer("limit_mb", 2000, "Megabytes of memory to allow.")
-  train_loop.run_main(main, arguments=-1)
+  train_loop.run_main(main, -1)

@@ -13,14 +13,10 @@ arm of the JSON file is a recipe; the first one, or --only's, is the baseline:
              "stages": [{"records": {"max_seq_length": 32}, ...}]}}
 
 `records` are flags of create_pretraining_data.py, `train` of
-run_pretraining.py; a stage's records add to the arm's. An arm with
-"google_bert": {flags} is the script of --google_bert, on --google_bert_python
-with TensorFlow 1.15. It trains for its own num_train_steps; its script has no
-seed, so seeds change its records only.
+run_pretraining.py; a stage's records add to the arm's.
 
 Every run has the whole time for itself, --max_train_minutes, in which its rate
-falls to its end; arms take turns. Of google/bert the time of a run of one step
-is taken off, because ours count without starting. All are evaluated with 15%
+falls to its end; arms take turns. All are evaluated with 15%
 masked: `loss_N` on the same held-out tokens, full sequences of N, segment ids
 0, which suits arms that train so; `loss_own` on held-out records of the arm's
 own kind. Text is lower-cased as the arm's records are: a cased arm's losses are
@@ -43,7 +39,6 @@ import math
 import os
 import platform
 import re
-import shutil
 import signal
 import statistics
 import subprocess
@@ -58,7 +53,7 @@ from checkpoints import metrics, run_folder
 from common import input_files, json_files, processes
 from common.files import file_sha256
 from tools.quickstart import best_precision
-from training import divergence, next_steps
+from training import divergence
 from training.next_steps import python
 from workers.pool import available_cores
 
@@ -80,8 +75,6 @@ def define_flags() -> None:
   flags.DEFINE_list("eval_lengths", ["32"], "Tokens of held-out records.")
   flags.DEFINE_string("pairs", None, "For tools.evaluate_grammar.")
   flags.DEFINE_integer("sample", 200, "Pairs of a paradigm.")
-  flags.DEFINE_string("google_bert", None, "A checkout of google/bert.")
-  flags.DEFINE_string("google_bert_python", None, "Its Python.")
 
 
 def run(command: list, log: str, unless: str = "") -> float:
@@ -149,8 +142,6 @@ def train(arm: dict, minutes: float, seed: int, folder: str) -> dict:
   A run that diverged has none.
   """
   config, log = bert_config(arm, folder), os.path.join(folder, "log.txt")
-  if "google_bert" in arm:
-    return train_google_bert(arm, config, seed, folder)
   model = os.path.join(folder, "run")
   given = {"precision": precision_of(arm), "save_checkpoints_steps": 0}
   given |= arm.get("train", {})
@@ -179,48 +170,11 @@ def train(arm: dict, minutes: float, seed: int, folder: str) -> dict:
   return {"model": model, "updates": reports[-1]["global_step"]}
 
 
-def train_google_bert(arm: dict, config: str, seed: int, folder: str) -> dict:
-  """google/bert's two scripts; "minutes" is its training's time."""
-  given = arm["google_bert"]
-  names = ("max_seq_length", "max_predictions_per_seq")
-  lengths = {name: given[name] for name in names}
-  log, made = os.path.join(folder, "log.txt"), os.path.join(folder, "tf_record")
-  script = lambda name: [
-    FLAGS.google_bert_python, os.path.join(FLAGS.google_bert, name)
-  ]  # fmt: skip
-  making = {
-    "input_file": text_file("corpus/train.txt"), "output_file": made,
-    "vocab_file": text_file("vocab.txt"), "random_seed": seed, **lengths,
-    **arm.get("records", {}),
-  }  # fmt: skip
-  run(
-    [*script("create_pretraining_data.py"), *next_steps.flag_words(making)], log
-  )
-  seconds = []
-  for steps in (1, given["num_train_steps"]):
-    shutil.rmtree(f"{folder}/run", ignore_errors=True)  # it would resume
-    training = {
-      "input_file": made, "output_dir": f"{folder}/run", "do_train": True,
-      "bert_config_file": config, **given, "num_train_steps": steps,
-    }  # fmt: skip
-    command = [*script("run_pretraining.py"), *next_steps.flag_words(training)]
-    seconds.append(run(command, log))
-  shutil.copy(config, f"{folder}/run")
-  return {
-    "model": f"{folder}/run/model.ckpt-{steps}",
-    "updates": steps,
-    "minutes": round((seconds[1] - seconds[0]) / 60, 2),
-  }
-
-
 def own_heldout(arm: dict) -> str:
   """Held-out records of the arm's kind, of its last stage."""
   settings = {**arm.get("records", {})}
   for item in arm.get("stages", [])[-1:]:
     settings |= item.get("records", {})
-  for name in ("max_seq_length", "max_predictions_per_seq"):
-    if name in arm.get("google_bert", {}):
-      settings[name] = arm["google_bert"][name]
   settings |= {"dynamic_masks": True, "dupe_factor": 1}
   return made_records("heldout", settings)
 
@@ -272,8 +226,6 @@ def digest_of(*values) -> str:
 
 def precision_of(arm: dict) -> str:
   """In which an arm is trained."""
-  if "google_bert" in arm:
-    return "fp32"
   return arm.get("train", {}).get("precision") or best_precision()
 
 
@@ -283,7 +235,7 @@ def machine(arm: dict) -> dict:
     names = re.findall(r"^model name\s*:\s*(.+)$", f.read(), re.MULTILINE)
   return {
     "cpu": names[0] if names else platform.machine(),
-    "ranks": 1 if "google_bert" in arm else FLAGS.num_ranks,
+    "ranks": FLAGS.num_ranks,
     "cores": available_cores(),
     "precision": precision_of(arm),
   }
@@ -447,14 +399,11 @@ def main(_) -> None:
   names = ("arm", "digest", "budget", "seed")
 
   def key(line):
-    own = "google_bert" in arms.get(line["arm"], {})  # it has one time, its own
-    return tuple(line[n] for n in names if not (own and n == "budget"))
+    return tuple(line[n] for n in names)
 
   made = set(map(key, json_files.read_lines(results)))
   seeds = map(int, FLAGS.seeds)
   for seed, budget, name in itertools.product(seeds, budgets, chosen):
-    if "google_bert" in arms[name]:
-      budget = budgets[-1]
     wanted = dict(zip(names, (name, digests[name], budget, seed), strict=True))
     if key(wanted) in made:
       continue

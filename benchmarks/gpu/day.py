@@ -44,7 +44,6 @@ WORK_DIR = "runs/gpu_day"
 # Of a loss or a norm from float32's on the CPU, over the first updates.
 TOLERANCE = {"fp32": 2e-3, "tf32": 1e-2, "bf16": 3e-2, "fp16": 2e-2}
 UPDATES = 12
-MEASURING = 20.0  # seconds that are kept for it, when programs are compiled
 BEGAN = time.monotonic()
 _item = threading.local()  # `log` and `end` of the item that this thread does
 _on_cpu = threading.Lock()
@@ -147,7 +146,7 @@ def train(
 
 
 def device() -> dict:
-  """TensorFlow sees the GPU, multiplies on it, and XLA compiles for it."""
+  """`matmul_rates` in a process of its own: the GPU is free afterwards."""
   printed = command([sys.executable, "-m", "benchmarks.gpu.day", "--device"])
   return measuring.json_lines(printed)[-1]
 
@@ -179,14 +178,14 @@ def matmul_rates() -> dict:
 
 
 def unit_tests(name: str) -> dict:
-  """Without TensorFloat-32."""
+  """Runs tests of kernels on the GPU, without TensorFloat-32."""
   file = f"tests/unit/test_{name}.py"
   testing = [sys.executable, "-m", "pytest", "-q", "-W", "default"]
   # A session of a test takes no more of the GPU than it needs.
   shared = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
   words = [*testing, "-m", "not slow", file]
-  said = command(words, NVIDIA_TF32_OVERRIDE="0", **shared)
-  return {"tests": re.findall(".* passed.*", said)[-1]}
+  printed = command(words, NVIDIA_TF32_OVERRIDE="0", **shared)
+  return {"tests": re.findall(".* passed.*", printed)[-1]}
 
 
 def check_equal(got: list, wanted: list, tolerance: float) -> dict:
@@ -257,27 +256,24 @@ def nccl() -> dict:
   return {"updates": len(train("nccl", resumed=True, **given))}
 
 
-def write_tables() -> dict:
-  """Flags with tables of the pages' lines: is there code in them?"""
+def fine_tune() -> dict:
+  """A classifier learns, answers alike on the CPU, and is exported."""
+  tuned, exported = path("tuned"), path("served")
+  for folder in (tuned, exported):
+    shutil.rmtree(folder, ignore_errors=True)
+  # The task: is there code in a line of our pages?
   with open(path("text/train.txt"), encoding="utf-8") as f:
     lines = [line.strip() for line in f if line.strip() and "\t" not in line]
   rows = [f"{line}\t{'code' if '`' in line else 'prose'}\n" for line in lines]
   for name, part in (("train", rows[:1000]), ("eval", rows[1000:1200])):
     with open(path(f"{name}.tsv"), "w", encoding="utf-8") as f:
       f.writelines(["sentence\tlabel\n", *part])
-  return {f"{name}_file": path(f"{name}.tsv") for name in ("train", "eval")}
-
-
-def fine_tune() -> dict:
-  """A classifier learns, answers alike on the CPU, and is exported."""
-  tuned, exported = path("tuned"), path("served")
-  for folder in (tuned, exported):
-    shutil.rmtree(folder, ignore_errors=True)
   train("tuned_from")
   training = python(
     "run_classifier.py", do_train=True, do_eval=True, output_dir=tuned,
     init_checkpoint=path("tuned_from"), max_seq_length=64, num_train_epochs=3,
-    learning_rate=1e-3, **write_tables(),
+    learning_rate=1e-3, train_file=path("train.tsv"),
+    eval_file=path("eval.tsv"),
   )  # fmt: skip
   command(training)
   asking = python("predict.py", tuned, "run `make env` first .", "they train .")
@@ -316,68 +312,45 @@ def fake(given: dict) -> str:
   return records
 
 
-def step(model: str, length: int, batch: int, *words: str, **how) -> list[str]:
-  """The command of the training step on a batch that stays the same."""
-  given = {"precision": "bf16", **shape(model, length, batch), **how}
-  if not read_bert(given["bert_config_file"]).has_pooler:
-    given["objective"] = "mlm"
-  return python("benchmarks.step", *words, **given)
-
-
-def theirs(model: str, length: int, batch: int, *words: str) -> list[str]:
-  """The command of transformers' step of the same model."""
-  given = shape(model, length, batch)
-  folder = path(f"transformers_{model}_{length}")
-  os.makedirs(folder, exist_ok=True)
-  bert = read_bert(given["bert_config_file"])
-  compare.write_models(bert, length, folder)
-  return [
-    FLAGS.transformers_python, compare.TRANSFORMERS_SIDE, "--task=step",
-    f"--model={folder}", "--precision=bf16",
-    f"--batch={given['train_batch_size']}",
-    f"--max_seq_length={given['max_seq_length']}",
-    f"--predictions={given['max_predictions_per_seq']}", *words,
-  ]  # fmt: skip
-
-
-THEIRS = {
+# transformers' step, by the name of a contender; others are modes of ours.
+TRANSFORMERS = {
   "eager": (),
   "compiled": ("--compile",),
-  "eager masked": ("--sparse",),
   "compiled masked": ("--compile", "--sparse"),
 }
 
 
 def contender(of_shape: tuple, name: str) -> list[str]:
-  """The command of one of `THEIRS`, or of a mode."""
-  if name in THEIRS:
-    return theirs(*of_shape, *THEIRS[name])
-  return step(*of_shape, "--serve", xla=name)
-
-
-def ready(workers: dict, seconds: float) -> dict:
-  """Those of the workers that are ready in time; the others are ended."""
-  with concurrent.futures.ThreadPoolExecutor(len(workers)) as pool:
-    waiting = {n: pool.submit(lambda w: w.about, w) for n, w in workers.items()}
-    concurrent.futures.wait(waiting.values(), timeout=seconds)
-    for name, future in waiting.items():
-      if not future.done():
-        workers[name].kill()
-  return {name: w for name, w in workers.items() if w.about}
+  """The command of transformers' step, or of ours in a mode of XLA."""
+  given = shape(*of_shape)
+  bert = read_bert(given["bert_config_file"])
+  if name not in TRANSFORMERS:
+    objective = "mlm_nsp" if bert.has_pooler else "mlm"
+    how = dict(precision="bf16", objective=objective, xla=name, serve=True)
+    return python("benchmarks.step", **given, **how)
+  folder = path(f"transformers_{of_shape[0]}_{of_shape[1]}")
+  os.makedirs(folder, exist_ok=True)
+  compare.write_models(bert, of_shape[1], folder)
+  return [
+    FLAGS.transformers_python, compare.TRANSFORMERS_SIDE, "--task=step",
+    f"--model={folder}", "--precision=bf16",
+    f"--batch={given['train_batch_size']}",
+    f"--max_seq_length={given['max_seq_length']}",
+    f"--predictions={given['max_predictions_per_seq']}", *TRANSFORMERS[name],
+  ]  # fmt: skip
 
 
 def speed(of_shape: tuple, names: tuple, rounds: int = 5) -> dict:
-  """Of each, an update's milliseconds and examples/s, measured in turns."""
-  commands = {name: contender(of_shape, name) for name in names}
+  """Milliseconds of an update and examples/s of each, measured in turns."""
   workers = {
-    n: turns.Worker(c, messages=_item.log) for n, c in commands.items()
+    name: turns.Worker(contender(of_shape, name), messages=_item.log)
+    for name in names
   }
-  began = time.monotonic()
-  running = ready(workers, _item.end - began - MEASURING)
-  compiled = time.monotonic() - began
   kill = lambda: [worker.kill() for worker in workers.values()]
-  killer = threading.Timer(MEASURING, kill)
+  killer = threading.Timer(_item.end - time.monotonic(), kill)
   killer.start()
+  # All compile beside each other; one that cannot has ended and is left out.
+  running = {name: w for name, w in workers.items() if w.about}
   seconds = {name: [] for name in running}
   for _, (name, worker) in itertools.product(range(rounds), running.items()):
     seconds[name] += worker.ask().get("seconds", [])
@@ -388,35 +361,31 @@ def speed(of_shape: tuple, names: tuple, rounds: int = 5) -> dict:
   ended = {"error": "it was not ready, or ended: see the log"}
   lines = dict.fromkeys(names, ended)
   for name, worker in running.items():
-    if not seconds[name]:  # it ended in its first round
-      continue
-    median = measuring.median(seconds[name], 6)
-    lines[name] = {
-      "milliseconds": round(1e3 * median, 2),
-      "examples_per_second": round(batch / median, 1),
-      **worker.about,
-      **worker.last_words,
-    }
-  if not running:
+    if seconds[name]:
+      median = measuring.median(seconds[name], 6)
+      lines[name] = {
+        "milliseconds": round(1e3 * median, 2),
+        "examples_per_second": round(batch / median, 1),
+        **worker.about,
+        **worker.last_words,
+      }
+  if not any(seconds.values()):
     raise Failed("none was ready: see the log")
-  return {**shape(*of_shape), "ready_seconds": compiled, **lines}
+  return {**shape(*of_shape), **lines}
 
 
 def real_run(model: str, length: int, batch: int, **how) -> dict:
   """A training run on records, with a profile of a few updates."""
   given = shape(model, length, batch)
   name = f"run_{model}_{length}" + "".join(f"_{h}" for h in how.values())
-  records, dump = fake(given), path(name, "hlo")
   shutil.rmtree(path(name), ignore_errors=True)
   given |= {"precision": "bf16", "num_train_steps": 60, **how}
   given["num_warmup_steps"] = 10
-  dumping = f"--xla_dump_to={dump} --xla_dump_hlo_as_text"
-  xla_flags = f"{os.environ.get('XLA_FLAGS', '')} {dumping}"
   training = python(
-    "run_pretraining.py", do_train=True, input_file=records,
+    "run_pretraining.py", do_train=True, input_file=fake(given),
     output_dir=path(name), profile_steps="40,43", log_every_steps=10, **given,
   )  # fmt: skip
-  command(training, XLA_FLAGS=xla_flags)
+  command(training)
   last = metrics.read_jsonl(path(name, metrics.METRICS_FILE))[-1]
   wanted = (
     "examples_per_second", "model_tflops_per_second", "mfu", "input_seconds",
@@ -425,35 +394,14 @@ def real_run(model: str, length: int, batch: int, **how) -> dict:
   return {key: last[key] for key in wanted if key in last}
 
 
-def dry_run(**given) -> str:
-  """What a dry run in bf16 prints."""
+def plan(model: str, length: int, batch: int) -> dict:
+  """The memory that a dry run estimates for such a run."""
   planning = python(
     "run_pretraining.py", dry_run=True, precision="bf16", num_train_steps=60,
-    num_warmup_steps=10, **given,
+    num_warmup_steps=10, **shape(model, length, batch),
   )  # fmt: skip
-  return command(planning)
-
-
-def plan(model: str, length: int, batch: int, **how) -> dict:
-  """What the dry run says of such a run's memory."""
-  said = dry_run(**shape(model, length, batch), **how)
-  (estimate,) = re.findall(r"^ +total +([\d,]+)$", said, re.M)
+  (estimate,) = re.findall(r"^ +total +([\d,]+)$", command(planning), re.M)
   return {"estimated_mb": int(estimate.replace(",", ""))}
-
-
-def reading() -> dict:
-  """Records/s of the input pipeline."""
-  given = shape(*BASE_128)
-  given["input_file"] = fake(given)
-  words = python("benchmarks.measure", "input", **given)
-  return measuring.json_lines(command(words))[-1]
-
-
-def largest(model: str, length: int) -> dict:
-  """The largest micro-batch of a dry run."""
-  said = dry_run(find_batch_size=True, **shape(model, length, 4))
-  wanted = r"largest micro-batch: --train_batch_size=(\d+)"
-  return {"largest_micro_batch": int(re.findall(wanted, said)[-1])}
 
 
 # All of it --------------------------------------------------------------------
@@ -461,77 +409,51 @@ def largest(model: str, length: int) -> dict:
 BASE_128, BASE_512 = ("bert_base", 128, 64), ("bert_base", 512, 32)
 LARGE_128, LARGE_512 = ("bert_large", 128, 64), ("bert_large", 512, 32)
 MODERN_1024 = ("modern_base", 1024, 16)
-TESTED = ("mixed_precision", "optimization")
-TESTED_LATER = ("modeling", "jit")  # they take minutes
-
-
-def comparisons(cases) -> dict[str, Item]:
-  """Name -> item of each (precision, mode, kind of records)."""
-  return {
-    " ".join(case): Item(functools.partial(beside_cpu, *case)) for case in cases
-  }
-
-
-def tests(names) -> dict[str, Item]:
-  """Name -> item of each module of tests."""
-  return {
-    f"tests {name}": Item(functools.partial(unit_tests, name), 200)
-    for name in names
-  }
+TESTED = ("mixed_precision", "optimization", "modeling", "jit")
 
 
 def items() -> dict[str, Item]:
   """Name -> what is done, the most valuable first."""
-  do = functools.partial
-  most = [
+  do, layers, masked = functools.partial, "layers", "compiled masked"
+  first = [
     *[("bf16", mode, "packed") for mode in execution.MODES],
     *[("fp32", mode, "rows") for mode in execution.MODES],
-    ("fp16", "layers", "rows"),
-    ("fp16", "step", "rows"),
-    ("tf32", "layers", "rows"),
-    ("tf32", "step", "rows"),
+    *itertools.product(("fp16", "tf32"), (layers, "step"), ("rows",)),
   ]
   every = itertools.product(TOLERANCE, execution.MODES, ("rows", "packed"))
-  rest = [case for case in every if case not in most]
-  masked, layers = "compiled masked", "layers"
+  compared = {
+    " ".join(case): Item(do(beside_cpu, *case))
+    for case in dict.fromkeys([*first, *every])
+  }
+  tests = {f"tests {n}": Item(do(unit_tests, n), 200) for n in TESTED}
+  rest = [n for n in compared if tuple(n.split()) not in first]
   measured = {
     "base 128": (BASE_128, (layers, "step", masked), 110),
     "large 512": (LARGE_512, (layers, masked), 110),
-    "base 128 others": (BASE_128, ("off", "eager", "compiled", "eager masked"),
-      80),
+    "base 128 others": (BASE_128, ("off", "eager", "compiled"), 80),
     "base 512": (BASE_512, (layers, masked), 110),
     "large 128": (LARGE_128, (layers, masked), 110),
     "modern 1024": (MODERN_1024, (layers, masked), 110),
-    "large 512 others": (LARGE_512, ("eager masked",), 60),
     "large 512 step": (LARGE_512, ("step",), 300),
-  }  # fmt: skip
-  speeds = {
-    name: Item(do(speed, of_shape, names), limit, alone=True)
-    for name, (of_shape, names, limit) in measured.items()
   }
-  runs = {
-    "run base 128": Item(do(real_run, *BASE_128, xla=layers), alone=True),
-    "run large 512": Item(do(real_run, *LARGE_512, xla=layers), alone=True),
-  }
-  first = ("base 128", "large 512")
   return {
     "device": Item(device, 90, alone=True),
     "records": Item(make_records, alone=True),
-    **comparisons(most),
+    **{name: item for name, item in compared.items() if name not in rest},
     "repeat": Item(repeat, 240),
     "two ranks": Item(two_ranks),
     "nccl": Item(nccl),
     "fine-tune": Item(fine_tune, 200),
     "plan base 128": Item(do(plan, *BASE_128)),
     "plan large 512": Item(do(plan, *LARGE_512)),
-    **tests(TESTED),
-    **{name: speeds.pop(name) for name in first},
-    **runs,
-    "reading": Item(reading, alone=True),
-    **speeds,
-    "largest": Item(do(largest, "bert_large", 512), 300, alone=True),
-    **tests(TESTED_LATER),
-    **comparisons(rest),
+    "run base 128": Item(do(real_run, *BASE_128, xla=layers), alone=True),
+    "run large 512": Item(do(real_run, *LARGE_512, xla=layers), alone=True),
+    **{
+      name: Item(do(speed, of_shape, names), limit, alone=True)
+      for name, (of_shape, names, limit) in measured.items()
+    },
+    **tests,
+    **{name: compared[name] for name in rest},
   }
 
 

@@ -26,7 +26,7 @@ CASES = {
 
 
 class _Given(tf.train.Optimizer):
-  """An optimizer whose gradients are given."""
+  """An optimizer that takes gradients instead of a loss."""
 
   def __init__(self):
     super().__init__(use_locking=False, name="Given")

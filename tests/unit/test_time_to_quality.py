@@ -103,7 +103,6 @@ def test_a_line_says_how_its_arm_is_trained(monkeypatch):
   ]
   assert how({}) == [2, "bf16"]
   assert how({"train": {"precision": "fp16"}}) == [2, "fp16"]
-  assert how({"google_bert": {}}) == [1, "fp32"]  # its script's own
 
 
 def test_held_out_text_has_the_case_of_the_arms_records(monkeypatch):
