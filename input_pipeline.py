@@ -17,18 +17,20 @@ import numpy as np
 
 import modeling
 from checkpoints import agreement
-from common import input_files
 from common.errors import DataError
 from common.tensorflow_v1 import monotonic_seconds, tf
+from config import record_shapes
 from records import (
   data_set,
   masking,
+  record_files,
   record_order,
   record_report,
   record_shape,
   tf_example,
   tfrecord,
 )
+from records.record_files import RecordFiles
 from text_encoders.base import TokenizerInfo
 
 # Records of a rank to read at once: TensorFlow's and NumPy's calls take 0.4 ms,
@@ -77,11 +79,10 @@ class Source:
   batch = staticmethod(pretraining_batch)
   weights = staticmethod(pretraining_weights)
 
-  def __init__(self, files: str, shape: record_shape.RecordShape):
-    """`files` are names and globs; the first record of each file is checked."""
-    self.shape = shape
-    self.paths = input_files.expand_patterns(files)
-    self.manifests = data_set.find_manifests(self.paths)
+  def __init__(self, files: RecordFiles, shape: record_shape.RecordShape):
+    """Checks the first record of each file."""
+    self.files, self.shape = files, shape
+    self.paths, self.manifests = files.paths, files.manifests
     self.set = tfrecord.RecordSet(self.paths)
     # For `explain`: a pipeline raises another type with a page of text.
     self.error: DataError | None = None
@@ -138,9 +139,7 @@ class Source:
   @property
   def tokenizer(self) -> TokenizerInfo | None:
     """What the records were made with, if a manifest says it."""
-    for _, manifest in self.manifests.values():
-      return manifest.tokenizer
-    return None
+    return self.files.tokenizer
 
   @property
   def packing_factor(self) -> float:
@@ -176,14 +175,14 @@ class Source:
     return {
       "files": self.paths,
       "records": len(self.set),
-      "contents": data_set.digest(self.paths, self.manifests),
+      "contents": self.files.digest(),
       "manifests": sorted({path for path, _ in self.manifests.values()}),
       "tokenizer": self.tokenizer and dataclasses.asdict(self.tokenizer),
     }
 
   def contents(self) -> str:
     """What the records are, by sizes and manifests; the same on all ranks."""
-    contents = data_set.digest(self.paths, self.manifests)
+    contents = self.files.digest()
     return f"{contents} {self.set.sizes()}"
 
   def fingerprint(self) -> str:
@@ -257,13 +256,14 @@ def open_records(files: str, config, comm, training: bool = True) -> Source:
   `config` is a `PretrainingConfig`; masks that are drawn on reading are
   training's, or an evaluation's.
   """
-  shape = record_shape.of_run(files, config, training)
+  found = record_files.find(files)
+  shape = record_shapes.of_run(found, config, training)
   if shape.max_seq_length > config.bert.max_position_embeddings:
     raise DataError(
       f"{files}: records of {shape.max_seq_length} tokens, but the BERT config "
       f"has max_position_embeddings={config.bert.max_position_embeddings}"
     )
-  source = Source(files, shape)
+  source = Source(found, shape)
   comm.check_equal(f"what is in {files}", source.fingerprint())
   return source
 

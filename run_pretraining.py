@@ -41,7 +41,7 @@ from config import stages
 from gradients import sharded_variables
 from model import huggingface_types, initial_weights, model_flops
 from model.tensor_parallel import Slices
-from records import data_set, record_order
+from records import record_files, record_order
 from training import (
   dry_run,
   next_steps,
@@ -185,13 +185,12 @@ def evaluator(config: PretrainingConfig, comm) -> Evaluator:
   if not config.do_train:
     run_start.check_vocabulary(config, source.describe())
   else:
-    trained = input_files.expand_patterns(config.input_file)
+    training = record_files.find(config.input_file)
+    trained = [*training.paths]
     for item in config.stages or ():
       with contextlib.suppress(DataError):  # an ended stage's may be gone
         trained += input_files.expand_patterns(item.get("input_file", ""))
-    found = data_set.find_manifest(trained[0])
-    words = found[1].tokenizer if found else None
-    agreement.agree_on_tokens(words, source.tokenizer, files)
+    agreement.agree_on_tokens(training.tokenizer, source.tokenizer, files)
     say(comm, *overlap_warning(source.paths, trained, "--eval_input_file"))
   stream = input_pipeline.evaluation_batches(
     source,

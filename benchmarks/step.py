@@ -22,10 +22,10 @@ from benchmarks.peers import turns
 from checkpoints import checkpointing
 from common import console, settings
 from common.tensorflow_v1 import tf
+from config import record_shapes
 from config.pretraining import PretrainingConfig
 from gradients import distributed
 from model import model_flops
-from records import record_shape
 from training import plans, reporting, train_loop, training_run
 from xla_patches import jit
 
@@ -113,7 +113,7 @@ class Step:
 
   def __init__(self, config: PretrainingConfig, comm):
     self.config, self.comm = config, comm
-    self.shape = record_shape.of_run(config.input_file, config)
+    self.shape = record_shapes.of_patterns(config.input_file, config)
     self.plan = plans.of_run(config, None, comm.data_parallel.size)
     with training_run.graph(config):
       micro = self._micro_batch()

@@ -30,7 +30,7 @@ import numpy as np
 from common import json_files
 from common.errors import UserError
 from config import training_plan
-from records import masking, record_shape
+from records import masking
 
 # A stage ends by one of these; the first is a flag.
 _ENDS = {"num_train_steps": int, "num_train_tokens": int, "time_share": float}
@@ -159,7 +159,8 @@ class Stages:
   def __init__(self, base, begun: training_plan.Stage, plan_of: Callable):
     """`begun` is the run's present stage.
 
-    `plan_of`: config -> the plan of its batch; its updates do not count.
+    `plan_of`: config -> the plan of its batch, whose updates do not count, and
+    the mean of real tokens in a record.
     """
     self._base, self.configs = base, configs(base)
     # By number, as if each were the run's first stage.
@@ -167,8 +168,9 @@ class Stages:
     for number in range(begun.number, len(self.configs)):
       config = self.configs[number]
       with _in_stage(number):
-        plan = plan_of(config)
-        self._plans[number] = _planned(plan, config, base.stages[number])
+        plan, tokens = plan_of(config)
+        item = base.stages[number]
+        self._plans[number] = _planned(plan, config, item, tokens)
     # Stages that have ended made their updates, whatever --stages says of them.
     total = begun.first_update
     for plan in self._plans.values():
@@ -237,7 +239,9 @@ class Stages:
       yield f"stage {number + 1}: {ends} of {batch} examples"
 
 
-def _planned(plan, config, item: dict) -> training_plan.TrainingPlan:
+def _planned(
+  plan, config, item: dict, tokens: float
+) -> training_plan.TrainingPlan:
   """`plan` with the stage's updates, counted from 0, and its growing batch."""
   sizes = item.get("global_batch_size", [config.global_batch_size] * 2)
   first, last, *growth = sizes
@@ -260,8 +264,7 @@ def _planned(plan, config, item: dict) -> training_plan.TrainingPlan:
   if "num_train_tokens" not in item:
     # One that ends by time ends there at the latest.
     return of(item.get("num_train_steps", config.num_train_steps))
-  of_record = record_shape.tokens_of_a_record(config)
-  records = math.ceil(item["num_train_tokens"] / of_record)
+  records = math.ceil(item["num_train_tokens"] / tokens)
   most = math.ceil(records / smallest)
   records_in = lambda n: of(n).records_before(n)
   return of(bisect.bisect_left(range(most), records, lo=1, key=records_in))

@@ -36,7 +36,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from common import input_files, json_files, stores
+from common import json_files, stores
 from common.errors import DataError
 from records import record_report, tfrecord
 from records.masking import MaskSettings
@@ -343,16 +343,6 @@ def digest(
     shard = manifests[path][1].shards[os.path.basename(path)]
     made.update(shard.sha256.encode())
   return made.hexdigest()[:16]
-
-
-def find_manifest(record_path: str) -> tuple[str, Manifest] | None:
-  """(path, manifest) of the manifest that lists a record file, or None."""
-  return find_manifests([record_path]).get(record_path)
-
-
-def manifest_of(patterns: str) -> tuple[str, Manifest] | None:
-  """`find_manifest` of the first of `input_files.expand_patterns`."""
-  return find_manifest(input_files.expand_patterns(patterns)[0])
 
 
 def data_set_of(path: str) -> str:

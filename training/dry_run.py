@@ -24,7 +24,7 @@ from common import processes
 from common.console import counted, say, tell
 from common.errors import UserError
 from common.tensorflow_v1 import tf
-from config import stages, training_plan
+from config import record_shapes, stages, training_plan
 from gradients import distributed
 from model.tensor_parallel import cut_of
 from records import record_shape
@@ -85,6 +85,7 @@ class Job:
   plan: training_plan.TrainingPlan
   ranks: int
   here: int  # ranks on this host; 0 with GPUs
+  shape: record_shape.RecordShape
 
   def measure(self, size: int, limit_mb: float) -> Measured | None:
     """Measures micro-batches of `size`; None if one process needs more MB."""
@@ -154,12 +155,11 @@ def _measured(job: Job, size: int) -> Measured:
     PlannedRanks(job.ranks, job.here or 1, config.tensor_parallel),
     config.num_threads,
   )
-  shape = record_shape.of_run(config.input_file, config)
   with training_run.graph(config):
-    examples = input_pipeline.fake_batch(shape, size)
+    examples = input_pipeline.fake_batch(job.shape, size)
     micro = input_pipeline.fixed_micro_batch(examples, plan.accumulation)
     state = checkpointing.TrainingState()
-    ops = job.build(config, shape, micro, state, plan, comm)
+    ops = job.build(config, job.shape, micro, state, plan, comm)
     parts, checkpoint_mb = _sizes(ops.variables, config.optimizer.kind.slots)
     session = tf.Session(config=training_run.session_config(config, comm))
     session.run(tf.global_variables_initializer())
@@ -412,9 +412,10 @@ def tell_needs(build: Callable, start: stages.StageStart, ranks: int) -> int:
     tell(f"or {limit / 60:.3g} minutes, if less")
   config.planned_schedule(plan).check_trains(first=0)
   here = 0 if on_gpu else min(ranks, available_cores())
-  needs = Needs(Job(build, config, plan, ranks, here), free_memory_mb())
-  length = record_shape.of_run(config.input_file, config).max_seq_length
-  needs.begin(plan.micro_batch, length)
+  shape = record_shapes.of_patterns(config.input_file, config)
+  job = Job(build, config, plan, ranks, here, shape)
+  needs = Needs(job, free_memory_mb())
+  needs.begin(plan.micro_batch, shape.max_seq_length)
   tell("", *lines(needs, config, plan, limit))
   updates, _ = duration(needs, plan, limit)
   if config.find_batch_size:

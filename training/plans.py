@@ -5,7 +5,7 @@ import dataclasses
 import input_pipeline
 from checkpoints import agreement, checkpoint_files
 from common.errors import UserError
-from config import stages, training_plan
+from config import record_shapes, stages, training_plan
 
 
 def of_run(config, source, ranks: int) -> training_plan.TrainingPlan:
@@ -61,11 +61,15 @@ def of_stages(
     tokenizer = tokenizer or source.tokenizer
     return source
 
-  def plan_of(stage) -> training_plan.TrainingPlan:
+  def plan_of(stage) -> tuple[training_plan.TrainingPlan, float]:
     # The schedule is that of all stages.
     stage = dataclasses.replace(stage, num_warmup_steps=0, num_decay_steps=None)
-    files = stage.input_file
-    return of_run(stage, open_checked(files, stage) if files else None, ranks)
+    if not stage.input_file:
+      length = record_shapes.of_run(None, stage).max_seq_length
+      return of_run(stage, None, ranks), length
+    source = open_checked(stage.input_file, stage)
+    plan = of_run(stage, source, ranks)
+    return plan, source.files.real_tokens() or source.shape.max_seq_length
 
   staged = stages.Stages(config, begun, plan_of)
   if config.do_eval:

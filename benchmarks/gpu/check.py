@@ -34,11 +34,10 @@ from common import settings
 from common.console import tell
 from common.errors import UserError
 from common.tensorflow_v1 import tf
-from config import execution
+from config import execution, record_shapes
 from config.pretraining import PretrainingConfig
 from gradients import distributed
 from model import model_flops
-from records import record_shape
 
 FLAGS = tf.flags.FLAGS
 PYTHON = ".build/gpu_check/bin/python"
@@ -147,7 +146,9 @@ def count(config: PretrainingConfig, comm) -> dict:
   }  # fmt: skip
   return {
     "micro_batch": config.train_batch_size,
-    "seq_length": record_shape.of_run(config.input_file, config).max_seq_length,
+    "seq_length": record_shapes.of_patterns(
+      config.input_file, config
+    ).max_seq_length,
     "xla": config.xla,
     "precision": config.precision,
     "optimizer": config.optimizer.optimizer,
@@ -183,7 +184,7 @@ def main(_) -> None:
     count_modes(config)
     return
   check_environment(FLAGS.python)
-  shape = record_shape.of_run(config.input_file, config)
+  shape = record_shapes.of_patterns(config.input_file, config)
   size = config.train_batch_size
   flops = model_flops.total(model_flops.of_run(config, size, shape))
   tell("making the graph ...")

@@ -10,9 +10,9 @@ import run_pretraining
 from benchmarks.gpu import placement
 from checkpoints import checkpointing
 from common.tensorflow_v1 import tf
+from config import record_shapes
 from config.pretraining import PretrainingConfig
 from gradients import distributed
-from records import record_shape
 from training import plans
 from xla_patches import jit
 
@@ -51,7 +51,7 @@ class _Variables:
 
 def whole_step(config: PretrainingConfig) -> bytes:
   """The serialized module of a whole update of one micro-batch."""
-  shape = record_shape.of_run(config.input_file, config)
+  shape = record_shapes.of_patterns(config.input_file, config)
   plan = plans.of_run(config, None, 1)
   variables = _Variables()
   with tf.Graph().as_default(), tf.Session() as session:

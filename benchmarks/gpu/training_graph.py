@@ -6,7 +6,7 @@ import input_pipeline
 import run_pretraining
 from checkpoints import checkpointing
 from common.tensorflow_v1 import tf
-from records import record_shape
+from config import record_shapes
 from training import plans, train_loop, training_run
 from xla_patches import jit
 
@@ -32,7 +32,7 @@ def build(config, comm) -> list:
   fixed: all places have logits, which saves the four launches and the copy to
   the device that choose them.
   """
-  shape = record_shape.of_run(config.input_file, config)
+  shape = record_shapes.of_patterns(config.input_file, config)
   plan = plans.of_run(config, None, comm.data_parallel.size)
   with training_run.graph(config), jit.mode(config.xla, fixed_shapes=True):
     examples = input_pipeline.fake_batch(shape, plan.micro_batch)

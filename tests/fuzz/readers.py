@@ -20,8 +20,16 @@ from hypothesis import strategies as st
 
 import mixed_precision
 from common import json_files, settings
+from config import record_shapes
 from corpus import text_files
-from records import creation, data_set, record_report, record_shape, tf_example
+from records import (
+  creation,
+  data_set,
+  record_files,
+  record_report,
+  record_shape,
+  tf_example,
+)
 from records.tfrecord import INDEX_SUFFIX, RecordSet, shard_writer, verify_file
 from tests.fuzz import damage
 from tests.fuzz.damage import damaged, damaged_json
@@ -214,8 +222,10 @@ def manifest(folder):
     made.append(json.loads(path.read_bytes()))
 
   def load(_):
-    record_shape.of_manifest(files, 100)
-    if found := data_set.find_manifest(files.replace("*", "0")):
+    record_shape.of_manifest(record_files.find(files), 100)
+    if found := data_set.find_manifests([files.replace("*", "0")]).get(
+      files.replace("*", "0")
+    ):
       found[1].describe(str(folder))
       found[1].mask_settings()
 
@@ -309,7 +319,7 @@ def training_flags(folder):
     updates = np.linspace(0, plan.updates - 1, 5).astype(np.int64)
     rates = np.float32(config.planned_schedule(plan)(np.unique(updates)))
     mixed_precision.policy_of(config).describe()
-    record_shape.of_run("", config)
+    record_shapes.of_patterns(None, config)
     return config, rates
 
   return {**always, "objective": "mlm", "output_dir": "out"}, read

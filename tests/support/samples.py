@@ -185,3 +185,8 @@ def parsed(kind, words):
   settings.define_flags(kind, values)
   _, *others = values(["command", *map(str, words)])
   return settings.from_flags(kind, values), others
+
+
+def listing(path):
+  """(path, manifest) of the manifest that lists a record file, or None."""
+  return data_set.find_manifests([path]).get(path)

@@ -23,12 +23,12 @@ from checkpoints.checkpoint_files import CheckpointError
 from common import json_files
 from common.errors import DataError, UserError
 from common.tensorflow_v1 import tf
-from config import bert_config, deepspeed_json
+from config import bert_config, deepspeed_json, record_shapes
 from config.pretraining import PretrainingConfig
 from finetuning import squad
 from gradients.distributed import Comm
 from model import huggingface_config
-from records import creation, data_set, record_shape
+from records import creation, data_set
 from text_encoders import kinds
 from text_encoders.wordpiece import MAX_INPUT_CHARS_PER_WORD
 from tools import train_tokenizer
@@ -217,7 +217,7 @@ def test_runs_that_cannot_be(run_of, change, words):
 def test_more_to_predict_than_there_is(run_of):
   config = run_of(max_seq_length=16, max_predictions_per_seq=17)
   with pytest.raises(UserError, match="--max_predictions_per_seq=17: more"):
-    record_shape.of_run("", config)
+    record_shapes.of_patterns(None, config)
 
 
 def test_the_bounds_hold_for_json_too(tmp_path, run_of):

@@ -386,7 +386,9 @@ def test_manifest_counts(tmp_path, make_of, letters):
   assert (c["documents"], c["sentences"]) == (2, 3)
   want = -sum(p * math.log(p) for p in (4 / 9, 2 / 9, 2 / 9, 1 / 9))
   assert c["unigram_entropy"] == pytest.approx(want, rel=1e-12)
-  found = data_set.find_manifest(f"{tmp_path}/out/train.tfrecord")
+  found = data_set.find_manifests([f"{tmp_path}/out/train.tfrecord"]).get(
+    f"{tmp_path}/out/train.tfrecord"
+  )
   assert found == (f"{tmp_path}/out/train.manifest.json", summary.manifest)
   manifest = summary.manifest
   assert manifest.tokenizer.sha256 == file_sha256(letters)

@@ -151,7 +151,7 @@ def test_the_screen_has_80_columns():
 
 
 def test_a_child_that_takes_too_much_is_ended():
-  job = dry_run.Job(None, None, None, 1, 1)
+  job = dry_run.Job(None, None, None, 1, 1, None)
   assert job.measure(4, limit_mb=1.0) is None
 
 

@@ -21,12 +21,13 @@ import input_pipeline
 import modeling
 from benchmarks.step import first_batch
 from common.tensorflow_v1 import tf
-from config import training_plan
+from config import record_shapes, training_plan
 from gradients import distributed
 from gradients.distributed import Comm
 from records import (
   data_set,
   masking,
+  record_files,
   record_order,
   record_shape,
   tf_example,
@@ -42,7 +43,7 @@ SHAPE = record_shape.RecordShape(32, 5, 100)
 def plain(tmp_path_factory):
   """A source of 41 records."""
   path = write_records(tmp_path_factory.mktemp("plain") / "a.tfrecord", 41)
-  return input_pipeline.Source(path, SHAPE)
+  return input_pipeline.Source(record_files.find(path), SHAPE)
 
 
 @pytest.fixture(scope="module")
@@ -204,8 +205,8 @@ def test_batches_are_the_records_of_the_stream(plain, block):
 
 
 def dynamic_source(pattern):
-  shape = record_shape.of_manifest(pattern, 100)
-  return input_pipeline.Source(pattern, shape)
+  shape = record_shape.of_manifest(record_files.find(pattern), 100)
+  return input_pipeline.Source(record_files.find(pattern), shape)
 
 
 def test_ranks_with_other_contents_or_masks_are_found(dynamic, monkeypatch):
@@ -302,8 +303,8 @@ def test_words_and_replacements_are_as_the_flags_say(dynamic, tmp_path, whole):
   config = runs.config(
     tiny, "unused", masks=masks, max_predictions_per_seq=None
   )
-  shape = record_shape.of_run(dynamic, config)
-  source = input_pipeline.Source(dynamic, shape)
+  shape = record_shapes.of_patterns(dynamic, config)
+  source = input_pipeline.Source(record_files.find(dynamic), shape)
   order = record_order.Order(120, 5)
   (micro,) = train_on(source, order, plan_of(1, 120, 120), 0, 1)
   batch = micro.batch
@@ -386,7 +387,9 @@ def test_an_evaluation_lists_no_records_beforehand():
 def test_records_of_another_shape_are_refused(plain, shape, words):
   path = plain.set.paths[0]
   with pytest.raises(data_set.DataError) as error:
-    input_pipeline.Source(path, record_shape.RecordShape(*shape))
+    input_pipeline.Source(
+      record_files.find(path), record_shape.RecordShape(*shape)
+    )
   for word in [path, *words]:
     assert word in str(error.value)
 
@@ -409,12 +412,12 @@ def test_a_bad_record_inside_is_found_and_named(tmp_path):
   with tfrecord.shard_writer(path) as writer:
     for record in features:
       writer.write(tf_example.encode_example(record))
-  source = input_pipeline.Source(path, SHAPE)
+  source = input_pipeline.Source(record_files.find(path), SHAPE)
   evaluated = failing(
     source, lambda: input_pipeline.evaluation_batches(source, 4, Comm())
   )
   assert evaluated(0) is None
-  source = input_pipeline.Source(path, SHAPE)
+  source = input_pipeline.Source(record_files.find(path), SHAPE)
   order, plan = record_order.Order(8, 1), plan_of(1, 2, 2)
   trained = failing(  # of those that are read at once
     source,
@@ -430,7 +433,7 @@ def test_a_damaged_record_is_named(tmp_path):
   offsets = np.load(path + ".index")
   data[offsets[5] + 40] ^= 1
   (tmp_path / "a.tfrecord").write_bytes(data)
-  source = input_pipeline.Source(path, SHAPE)
+  source = input_pipeline.Source(record_files.find(path), SHAPE)
   explain = failing(
     source, lambda: input_pipeline.evaluation_batches(source, 8, Comm())
   )
@@ -459,7 +462,7 @@ def write_manifest(path, count, **changed):
 
 def refused(files, words, shape=SHAPE):
   with pytest.raises(data_set.DataError, match=words):
-    input_pipeline.Source(files, shape)
+    input_pipeline.Source(record_files.find(files), shape)
 
 
 def test_a_vocabulary_that_does_not_fit_the_config_is_refused(tmp_path):
@@ -493,7 +496,7 @@ def test_record_files_of_two_kinds_are_refused(tmp_path, changed, message):
   write_manifest(paths[0], 8, **kind)
   if not kind:
     write_manifest(paths[1], 8)
-    source = input_pipeline.Source(",".join(paths), SHAPE)
+    source = input_pipeline.Source(record_files.find(",".join(paths)), SHAPE)
     assert source.tokenizer.sha256 == "0" * 64
   write_manifest(paths[1], 8, **kind, **changed)
   refused(",".join(paths), message)
@@ -504,7 +507,10 @@ def test_what_a_stopped_command_left_is_no_data(tmp_path, name):
   made = write_records(tmp_path / "t-00000-of-00002.tfrecord", 8)
   write_manifest(made, 8)
   other = write_records(tmp_path / "u-00001-of-00004.tfrecord", 8)
-  assert len(input_pipeline.Source(f"{made},{other}", SHAPE).set) == 16
+  assert (
+    len(input_pipeline.Source(record_files.find(f"{made},{other}"), SHAPE).set)
+    == 16
+  )
   left = write_records(tmp_path / f"{name}.tfrecord", 8)
   refused(f"{made},{left}", f"{name}.tfrecord is in no manifest")
 
@@ -529,7 +535,7 @@ def test_records_whose_manifest_is_missing(tmp_path):
     writer.write(tf_example.encode_example(features))
   refused(alone, "no pair of segments: copy NAME")
   shape = dataclasses.replace(SHAPE, next_sentence=False)
-  input_pipeline.Source(alone, shape)
+  input_pipeline.Source(record_files.find(alone), shape)
   refused(drawn, "no feature 'masked_lm_pos.* NAME.manifest.json", shape)
 
 
@@ -541,6 +547,6 @@ def test_an_error_in_a_folder_named_horovod_is_no_lost_rank(tmp_path):
   lost = ValueError("HorovodAllreduce failed: shut down")
   assert distributed.rank_lost(lost)
   path = write_records(tmp_path / "a.tfrecord", 8)
-  source = input_pipeline.Source(path, SHAPE)
+  source = input_pipeline.Source(record_files.find(path), SHAPE)
   source.error = data_set.DataError("record 3 is damaged")
   assert evaluation.clear_error(lost, source) is source.error

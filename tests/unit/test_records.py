@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 import pytest
-from samples import parsed, write_shard
+from samples import listing, parsed, write_shard
 
 from common import errors, input_files
 from common.files import file_sha256
@@ -66,11 +66,18 @@ def test_manifest_round_trip(tmp_path):
   path = str(tmp_path / "x.manifest.json")
   MANIFEST.save(path)
   assert data_set.Manifest.load(path) == MANIFEST
-  assert data_set.find_manifest(str(tmp_path / "x.tfrecord")) == (
+  assert data_set.find_manifests([str(tmp_path / "x.tfrecord")]).get(
+    str(tmp_path / "x.tfrecord")
+  ) == (
     path,
     MANIFEST,
   )
-  assert data_set.find_manifest(str(tmp_path / "y.tfrecord")) is None
+  assert (
+    data_set.find_manifests([str(tmp_path / "y.tfrecord")]).get(
+      str(tmp_path / "y.tfrecord")
+    )
+    is None
+  )
 
 
 @pytest.mark.parametrize(
@@ -107,7 +114,9 @@ def test_unfit_manifests(tmp_path, path, value, words):
   with pytest.raises(
     data_set.DataError, match=rf"x\.manifest\.json: .*{words}"
   ):
-    data_set.find_manifest(str(tmp_path / "x.tfrecord"))
+    data_set.find_manifests([str(tmp_path / "x.tfrecord")]).get(
+      str(tmp_path / "x.tfrecord")
+    )
 
 
 def test_a_link_to_records_has_their_manifest(packed_run, tmp_path):
@@ -131,13 +140,13 @@ def test_a_link_to_records_has_their_manifest(packed_run, tmp_path):
 def test_a_manifest_of_another_program_is_let_be(tmp_path, key):
   app, path = tmp_path / "app.manifest.json", str(tmp_path / "x.tfrecord")
   app.write_text(f'{{"name": "app", {key}}}')
-  assert data_set.find_manifest(path) is None
+  assert listing(path) is None
   MANIFEST.save(str(tmp_path / "x.manifest.json"))
-  assert data_set.find_manifest(path)[1] == MANIFEST
+  assert listing(path)[1] == MANIFEST
   app.write_text('{"name": "app", "vers')
   words = "app.manifest.json: not readable"
   with pytest.raises(data_set.DataError, match=words):
-    data_set.find_manifest(path)
+    listing(path)
 
 
 # The command ------------------------------------------------------------------

@@ -39,7 +39,7 @@ from common import input_files, json_files
 from common.errors import UserError
 from common.files import file_sha256
 from common.tensorflow_v1 import tf
-from config import lr_schedule
+from config import lr_schedule, record_shapes
 from config.pretraining import PretrainingConfig
 from gradients.distributed import Comm
 from interop import model_source, run_settings
@@ -211,7 +211,7 @@ def test_masks_are_decided_when_training(dynamic_run, tmp_path):
       tiny_run, tmp_path, max_seq_length=None, max_predictions_per_seq=None,
       masks=MaskConfig(**flags),
     )  # fmt: skip
-    return record_shape.of_run(config.input_file, config, training)
+    return record_shapes.of_patterns(config.input_file, config, training)
 
   made = shape()
   assert made.masks.masked_lm_prob == made.last_prob == 0.1
@@ -231,7 +231,7 @@ def test_masks_are_decided_when_training(dynamic_run, tmp_path):
     config = runs.config(
       tiny_run, tmp_path, max_seq_length=None, masks=MaskConfig((0.3, 0.3))
     )
-    record_shape.of_run(tiny_run[1], config)
+    record_shapes.of_patterns(tiny_run[1], config)
   # An evaluation's do not depend on the training's.
   evaluation = shape(training=False)
   assert evaluation.masks.masked_lm_prob == 0.15
@@ -474,7 +474,7 @@ def test_drawn_masks_have_room_for_every_data_set(dynamic_run, tmp_path):
   change_manifest(tmp_path, max_predictions_per_seq=9)
   both = [files, f"{tmp_path}/more/*.tfrecord"]
   for inputs in (both, both[::-1]):
-    shape = record_shape.of_manifest(",".join(inputs), 100)
+    shape = record_shape.of_manifest(record_files.find(",".join(inputs)), 100)
     assert shape.max_predictions_per_seq == 9
     assert shape.masks.max_predictions_per_seq == 9
 
@@ -485,7 +485,7 @@ def test_words_that_records_do_not_know_are_refused(dynamic_run, tmp_path):
   masks = MaskConfig(do_whole_word_mask=True)
   config = runs.config(tiny, tmp_path, masks=masks)
   with pytest.raises(UserError, match="do not say where words begin"):
-    record_shape.of_run(tiny[1], config)
+    record_shapes.of_patterns(tiny[1], config)
 
 
 @pytest.mark.slow
@@ -653,7 +653,7 @@ def test_a_preset_has_the_vocabulary_of_the_records(packed_run, tmp_path):
   for words in (size, 40000):  # the preset's own file would have so many
     config, _ = settled_flags(**preset, sampled_softmax=words)
     with pytest.raises(UserError, match=f"the vocabulary has {size} words"):
-      record_shape.of_run(files, config)
+      record_shapes.of_patterns(files, config)
   bare = write_records(tmp_path / "bare.tfrecord", 3)
   config, _ = settled_flags(**{**preset, "input_file": bare})
   assert config.bert.vocab_size == 30522

@@ -23,7 +23,7 @@ from common import input_files, stores
 from common.errors import DataError, UserError
 from corpus import documents, text_files
 from corpus.documents import DocumentFormat
-from records import data_set, record_shape, tfrecord
+from records import data_set, record_files, record_shape, tfrecord
 from text_encoders import tokenizer_files
 from tools import prepare_corpus
 from workers import launchers
@@ -317,8 +317,10 @@ def test_records_that_train_are_those_of_the_store(tmp_path, make):
   pattern = "out/train-*.tfrecord"
   sources = []
   for start in (f"{tmp_path}/", f"file://{tmp_path}/"):
-    shape = record_shape.of_manifest(start + pattern, 100)
-    sources.append(input_pipeline.Source(start + pattern, shape))
+    shape = record_shape.of_manifest(record_files.find(start + pattern), 100)
+    sources.append(
+      input_pipeline.Source(record_files.find(start + pattern), shape)
+    )
   on_disk, in_store = sources
   assert in_store.paths == [f"file://{path}" for path in on_disk.paths]
   # Runs go by these: they may go on with either.
