@@ -75,13 +75,16 @@ class Settings(model_source.Given):
 def read_model(settings: Settings) -> Model:
   """The model to convert, or the one with the mean of several's weights."""
   sources = [model_source.find(path, settings) for path in settings.input]
-  paths = [os.path.realpath(source.path) for source in sources]
-  for at, path in enumerate(paths):
-    if path in paths[:at]:
+  # One checkpoint under two names would count twice.
+  named: dict[str, str] = {}
+  for name, source in zip(settings.input, sources, strict=True):
+    path = os.path.realpath(source.path)
+    if path in named:
       raise UserError(
-        f"{settings.input[paths.index(path)]} and {settings.input[at]} are one "
-        f"checkpoint, {sources[at].path}: name each once"
+        f"{named[path]} and {name} are one checkpoint, {source.path}: name "
+        "each once"
       )
+    named[path] = name
   mean = checkpoint_weights.read([source.path for source in sources])
   first, *others = sources
   task = _task(first, mean.values)
@@ -112,8 +115,9 @@ def _task(source: Source, values: dict) -> dict:
       f"{source.path}: {len(labels)} names of labels ({TASK_FILE} beside "
       f"it has them), but the classifier has {len(bias)}"
     )
+  # No labels mean a regression, which has one output.
   if labels == [] and len(bias) > 1:
-    del task["labels"]  # []: a regression; so the names are not known
+    del task["labels"]
   return task
 
 
@@ -163,8 +167,9 @@ def convert(settings: Settings) -> list[str]:
   if settings.signatures or settings.precision != "fp32":
     raise UserError(f"--signatures and --precision are for --to={SAVED_MODEL}")
   model = read_model(settings)
+  # A vocabulary that does not fit is an error before anything is written.
   if model.source.vocabulary:
-    model.source.tokenizer()  # an error if it does not fit
+    model.source.tokenizer()
   if to == TENSORFLOW:
     files = model_writing.write_checkpoint(model, settings.output)
   else:
@@ -182,6 +187,7 @@ def report(model: Model, settings: Settings, files: list[str]) -> list[str]:
   for weight in weights.weights(source.bert):
     parts.add(weight.part)
     others.discard(weight.name)
+  # Variables beside BERT's weights are kept under their own names.
   converted = [f"{part}: {n} weights" for part, n in counts.items()]
   converted += [f"{name} (not BERT's, kept)" for name in sorted(others)]
   lacking = parts - counts.keys()
@@ -214,8 +220,8 @@ def main(settings: Settings, *inputs: str) -> None:
     raise UserError(
       f"{inputs[0]} and --input={settings.input[0]}: give one of the two"
     )
-  given = dataclasses.replace(settings, input=inputs or settings.input)
-  print("\n".join(convert(given)))
+  settings = dataclasses.replace(settings, input=inputs or settings.input)
+  print("\n".join(convert(settings)))
 
 
 if __name__ == "__main__":

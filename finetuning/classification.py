@@ -155,8 +155,9 @@ class ClassifierConfig(FinetuningConfig):
     return table._replace(metrics=tuple(self.metrics) or table.metrics)
 
   def path(self, part):
-    if given := getattr(self, f"{part}_file"):
-      return given
+    path = getattr(self, f"{part}_file")
+    if path:
+      return path
     if not self.data_dir:
       raise UserError(f"give --{part}_file, or --data_dir with GLUE's files")
     dev = self.table().evaluation
@@ -187,6 +188,7 @@ class Classification(LabelledTask):
     return f"{path}: column {name!r}", values
 
   def _rows(self, path: str, all_rows: bool = False) -> Sequence[tables.Row]:
+    # GLUE's CoLA has a header in its test file only.
     has_header = os.path.basename(path).startswith("test")
     columns = None if has_header else self._table.columns
     return tables.read_table(path, columns, all_rows)
@@ -212,7 +214,8 @@ class Classification(LabelledTask):
     """For each row the head's row of its label, or a regression's number."""
     if part == "predict":
       return [0] * len(rows)
-    name, targets = self._table.label, []
+    name = self._table.label
+    targets: list[float] = []
     labels = tables.column(path, rows, name, may_be_empty=False)
     for row, label in zip(rows, labels, strict=True):
       where = f"{path}: line {row.line}: {name}"
@@ -240,7 +243,8 @@ class Classification(LabelledTask):
     targets = np.array([e.targets[0] for e in source.examples])
     predicted = logits[:, 0]
     if not self._is_regression:
-      # F1 is of the second label in the task's order, not the model's rows'.
+      # F1 is of the second label, in the task's order: the model that training
+      # began with may have its rows in another one.
       numbers = np.argsort(self._head[2])
       targets, predicted = numbers[targets], numbers[np.argmax(logits, axis=1)]
     return {
@@ -251,7 +255,7 @@ class Classification(LabelledTask):
   def write_predictions(self, source, outputs):
     """Tab-separated: row from 0, prediction, probability of each label."""
     logits = self._logits(source, outputs)
-    path = os.path.join(self.config.output_dir, PREDICTIONS_FILE)
+    path = self.config.output_file(PREDICTIONS_FILE)
     labels = [label.translate(_ESCAPES) for label in self.labels]
     lines = ["\t".join(["index", "prediction", *labels])]
     for number, row in enumerate(logits):

@@ -5,6 +5,7 @@ The definition is conlleval's and the default of seqeval
 any order: I- and E- begin an entity where none of their type goes on.
 """
 
+import collections
 import re
 from collections.abc import Iterable
 
@@ -24,16 +25,17 @@ def types_of(labels: Iterable[str]) -> list[str]:
 
 def entities_of(labels: Iterable[str]) -> list[tuple[str, int, int]]:
   """(type, first word, last word) of each, in sentences with O after each."""
-  found: list[tuple[str, int, int]] = []
+  entities: list[tuple[str, int, int]] = []
   before = OUTSIDE
-  for place, label in enumerate(labels):
+  for word, label in enumerate(labels):
     same_type = label[1:] == before[1:]
     if same_type and before[0] in _GOES_ON and label[0] in _CONTINUES:
-      found[-1] = (*found[-1][:2], place)
+      kind, first, _ = entities[-1]
+      entities[-1] = (kind, first, word)
     elif label != OUTSIDE:
-      found.append((label[2:], place, place))
+      entities.append((label[2:], word, word))
     before = label
-  return found
+  return entities
 
 
 def scores(
@@ -43,13 +45,22 @@ def scores(
 
   Labels are as for `entities_of`. Shares of 1; 0 where nothing is to count.
   """
+  # By type, and of all types under "".
+  in_data: collections.Counter[str] = collections.Counter()
+  predictions, both = in_data.copy(), in_data.copy()
+  all_right, all_predicted = {*entities_of(right)}, {*entities_of(predicted)}
+  for counts, group in (
+    (in_data, all_right),
+    (predictions, all_predicted),
+    (both, all_right & all_predicted),
+  ):
+    for kind, *_ in group:
+      counts.update(("", kind))
   results = {}
-  all_there, all_found = {*entities_of(right)}, {*entities_of(predicted)}
   for kind in ("", *types):
-    there = {e for e in all_there if kind in ("", e[0])}
-    found = {e for e in all_found if kind in ("", e[0])}
-    both, prefix = len(there & found), f"{kind}/" if kind else ""
-    results[f"{prefix}f1"] = 2 * both / max(1, len(there) + len(found))
-    results[f"{prefix}precision"] = both / max(1, len(found))
-    results[f"{prefix}recall"] = both / max(1, len(there))
+    prefix = f"{kind}/" if kind else ""
+    total = in_data[kind] + predictions[kind]
+    results[f"{prefix}f1"] = 2 * both[kind] / max(1, total)
+    results[f"{prefix}precision"] = both[kind] / max(1, predictions[kind])
+    results[f"{prefix}recall"] = both[kind] / max(1, in_data[kind])
   return results

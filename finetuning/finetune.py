@@ -31,6 +31,7 @@ def finetune(task: FinetuningTask, comm, snapshot=None, signals=None) -> dict:
   """Trains, evaluates and predicts; see `training_run.run`."""
   config = task.config
   task_file.check(config, task.task_content)
+  # All files are read before a graph is built, so that errors come early.
   sets = []
   if config.do_train:
     plan = task.training_set.plan(config, comm.size)
@@ -60,7 +61,7 @@ def finetune(task: FinetuningTask, comm, snapshot=None, signals=None) -> dict:
       begin,
       task.labels,
       next_steps.after(
-        config.output_dir,
+        str(config.output_dir),
         config.kind,
         pairs=task.reads_pairs,
         converts=huggingface_types.has(config.bert),
@@ -77,7 +78,7 @@ def start(command, kind: type[FinetuningTask]) -> None:
   )
 
 
-def _with_evaluations(config, plan) -> FinetuningConfig:
+def _with_evaluations(config: FinetuningConfig, plan) -> FinetuningConfig:
   """Turns --eval_every_epochs into updates."""
   epochs = config.eval_every_epochs if config.do_eval else 0
   if config.eval_every_steps or not epochs:
@@ -87,7 +88,9 @@ def _with_evaluations(config, plan) -> FinetuningConfig:
   return dataclasses.replace(config, eval_every_steps=every)
 
 
-def training(task: FinetuningTask, config, comm) -> train_loop.Task:
+def training(
+  task: FinetuningTask, config: FinetuningConfig, comm
+) -> train_loop.Task:
   """Builds data, model and update in the graph."""
   source = task.training_set
   comm.check_equal("the training set", source.fingerprint())
@@ -110,7 +113,7 @@ def training(task: FinetuningTask, config, comm) -> train_loop.Task:
 
 
 def training_step(
-  task: FinetuningTask, config, micro, state, plan, comm
+  task: FinetuningTask, config: FinetuningConfig, micro, state, plan, comm
 ) -> optimization.TrainOps:
   """Builds an update; see `training_step` of run_pretraining.py."""
   loss_scale = mixed_precision.make_loss_scale(
@@ -140,7 +143,9 @@ def _means(sums: dict) -> dict:
   return {"loss": loss, "accuracy": accuracy}
 
 
-def _evaluator(task: FinetuningTask, config, comm) -> Evaluator:
+def _evaluator(
+  task: FinetuningTask, config: FinetuningConfig, comm
+) -> Evaluator:
   source = task.evaluation_set
   collect = _collector(task, source, config, comm, "evaluation")
 
@@ -149,24 +154,25 @@ def _evaluator(task: FinetuningTask, config, comm) -> Evaluator:
     weights = outputs.pop("weights")
     loss = (outputs.pop("losses") * weights).sum() / weights.sum()
     results = {"loss": float(loss), **task.results(source, outputs)}
-    # To the last bit all ranks have the same numbers.
+    # All ranks decide alike only if their numbers agree to the last bit.
     results = comm.from_root(results)
     watchdog.resume()
     return {**results, "examples": len(source.examples)}
 
   def headline(results):
-    words = []
+    shown = []
     for name, value in results.items():
-      is_detail = name.startswith("best_") or "/" in name  # TYPE/f1
+      # SQuAD's best thresholds, and TYPE/f1 of each type of entity.
+      is_detail = name.startswith("best_") or "/" in name
       if isinstance(value, float) and not is_detail:
-        words.append(f"{name} {value:.4f}")
-    return "  ".join(words)
+        shown.append(f"{name} {value:.4f}")
+    return "  ".join(shown)
 
   evaluated = source.fingerprint()
   return Evaluator(evaluation, headline, config.output_dir, evaluated, comm)
 
 
-def _predictor(task: FinetuningTask, config, comm):
+def _predictor(task: FinetuningTask, config: FinetuningConfig, comm):
   source = task.prediction_set
   collect = _collector(task, source, config, comm, "prediction")
 
@@ -177,12 +183,15 @@ def _predictor(task: FinetuningTask, config, comm):
   return predict
 
 
-def _collector(task: FinetuningTask, source, config, comm, name: str):
+def _collector(
+  task: FinetuningTask, source, config: FinetuningConfig, comm, name: str
+):
   """Makes (session, signals, watchdog) -> {name: [rows, ...] of all ranks}."""
   comm.check_equal(f"the {name} set", source.fingerprint())
   rows = source.rows_of(config.eval_batch_size)
   batches = input_pipeline.evaluation_batches(source, rows, comm)
-  reuse = config.do_train or tf.AUTO_REUSE  # training makes all variables
+  # Training makes all variables. Without it this is what makes them.
+  reuse = config.do_train or tf.AUTO_REUSE
   with tf.variable_scope(tf.get_variable_scope(), reuse=reuse):
     head = task.head(batches.next, False)
   weights = batches.next.weights
@@ -192,13 +201,14 @@ def _collector(task: FinetuningTask, source, config, comm, name: str):
   of_rank = -(-len(source) // comm.size)  # rows
 
   def of_all_ranks(name: str, batches: list[dict]) -> np.ndarray:
-    """[rows, ...] in order; rank r of N has the rows r, r + N, ..."""
+    """float32 [rows, ...], in the order of the source."""
     mine = np.zeros([of_rank, *fetches[name].shape[1:]], np.float32)
     rows = itertools.chain.from_iterable(batch[name] for batch in batches)
     # A rank may have fewer rows, and padding may fill its last batch.
-    for place, row in zip(mine, rows, strict=False):
-      place[:] = row
-    everyone = comm.gather(mine)  # [N, of_rank, ...]
+    for target, row in zip(mine, rows, strict=False):
+      target[:] = row
+    # [N, of_rank, ...]: rank r of N has the rows r, r + N, ...
+    everyone = comm.gather(mine)
     in_order = np.swapaxes(everyone, 0, 1).reshape(-1, *mine.shape[1:])
     return in_order[: len(source)]
 

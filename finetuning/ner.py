@@ -1,7 +1,6 @@
 """Labels of words: named entities (NER), chunks, parts of speech."""
 
 import dataclasses
-import os
 from typing import ClassVar
 
 import numpy as np
@@ -101,7 +100,7 @@ class Ner(LabelledTask):
 
   def write_predictions(self, source, outputs):
     """A word and its label in each line, an empty line after a sentence."""
-    path = os.path.join(self.config.output_dir, PREDICTIONS_FILE)
+    path = self.config.output_file(PREDICTIONS_FILE)
     labels = iter(self._names(source.of_words(outputs["labels"])))
     lines = []
     for sentence in source.sentences:

@@ -76,10 +76,13 @@ class PackedSource:
       raise DataError(f"{path}: no examples")
     self.examples, self._path, self._cut = examples, path, cut
     lengths = np.array([len(e.ids) for e in examples])
+    # Rows are as short as the longest example allows, in multiples of 8: what
+    # matmuls of GPUs prefer.
     least = _ROW_TOKENS if config.examples_per_record > 1 else 1
     longest = -(-max(int(lengths.max()), least) // 8) * 8
     self.tokens = min(config.max_seq_length, longest)
     limits = packing.Limits(self.tokens, 0, config.examples_per_record)
+    # The packer also counts predictions, which these examples have none of.
     nothing, rng = [0] * len(examples), np.random.default_rng(0)
     rows = packing.pack(lengths.tolist(), nothing, limits, rng)
     self.slots = max(map(len, rows))
@@ -87,11 +90,13 @@ class PackedSource:
 
   def _fill(self, rows, lengths, target_dtype) -> None:
     shape, slots = (len(rows), self.tokens), (len(rows), self.slots)
-    places = np.zeros([3, len(self.examples)], np.int64)
+    positions = np.zeros([3, len(self.examples)], np.int64)
     ids, mask, segments = np.zeros([3, *shape], np.int32)
     weights = np.zeros(slots, np.float32)
     targets = np.zeros((*slots, len(self.examples[0].targets)), target_dtype)
     for r, members in enumerate(rows):
+      # Token positions of an example are those of its row from `start` on; the
+      # mask numbers the row's examples from 1.
       start = 0
       for e, number in enumerate(members):
         example, end = self.examples[number], start + lengths[number]
@@ -100,14 +105,14 @@ class PackedSource:
         mask[r, start:end] = e + 1
         weights[r, e] = example.weight
         targets[r, e] = example.targets
-        places[:, number] = r, e, start
+        positions[:, number] = r, e, start
         start = end
-    self._rows, self.slots_of_examples = rows, ExampleSlots(*places)
+    self._rows, self.slots_of_examples = rows, ExampleSlots(*positions)
     columns = FinetuningBatch(ids, mask, segments, targets, weights)
     self._columns = columns._asdict()
 
   def __len__(self) -> int:
-    """Rows."""
+    """The number of rows."""
     return len(self._rows)
 
   @property
@@ -148,6 +153,7 @@ class PackedSource:
         f"{self._path}: its {len(self.examples)} examples are fewer than one "
         f"update's {batch}: lower --train_batch_size or --global_batch_size"
       )
+    # An update has whole rows, so about as many examples as are asked for.
     rows = max(1, round(batch / self.packing_factor))
     if rows < ranks:
       raise UserError(

@@ -1,7 +1,6 @@
 """Answers as spans of a paragraph: SQuAD 1.1 and 2.0."""
 
 import dataclasses
-import os
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -103,7 +102,7 @@ class Squad(FinetuningTask):
       files[NULL_ODDS_FILE] = odds
     lines = []
     for name, value in files.items():
-      path = os.path.join(config.output_dir, name)
+      path = config.output_file(name)
       json_files.write(path, value)
       lines.append(f"predictions {path}")
     return lines

@@ -83,10 +83,14 @@ class FinetuningConfig(kinds.VocabularyFiles, RunConfig):
 
   def path(self, part: str) -> str:
     """The file to "train", "eval" or "predict" with, or `UserError`."""
-    given = getattr(self, f"{part}_file")
-    if not given:
+    path = getattr(self, f"{part}_file")
+    if not path:
       raise UserError(f"--do_{part} needs --{part}_file")
-    return given
+    return path
+
+  def output_file(self, name: str) -> str:
+    """The path of a file in the run folder."""
+    return os.path.join(self.output_dir or "", name)
 
   def check_files(self) -> None:
     """Raises OSError for a file of the task that is missing, else as `path`."""
@@ -103,8 +107,8 @@ class FinetuningConfig(kinds.VocabularyFiles, RunConfig):
     return {name: known[name] for name in known.keys() - agreement.OTHERS}
 
   def as_dict(self):
-    """Vocabularies by their content: late ranks find the folder's copy."""
     values = super().as_dict()
+    # By their content, since ranks that start late find the folder's copy.
     for flag, path in self._vocabulary().items():
       if os.path.isfile(path):
         values[flag] = file_sha256(path)
@@ -114,11 +118,12 @@ class FinetuningConfig(kinds.VocabularyFiles, RunConfig):
     """Flag -> file: the flags' vocabulary, or the model folder's copy of it."""
     files = self.named_vocabulary()
     is_there = files and all(map(os.path.isfile, files.values()))
+    # A flag's file may be gone by now, or be on another machine.
     model = None if is_there else task_file.binding(self)
     return (model and task_file.kept_vocabulary(model)) or files
 
   def tokenizer(self) -> Encoder:
-    """Of the flags' vocabulary, or else of the model folder's copy of it."""
+    """The encoder by the files of `_vocabulary`."""
     return kinds.load_tokenizer(
       **self._vocabulary(),
       do_lower_case=self.do_lower_case,
@@ -127,7 +132,7 @@ class FinetuningConfig(kinds.VocabularyFiles, RunConfig):
 
 
 class FinetuningTask:
-  """A kind of fine-tuning (ELECTRA's idea); data are read on first use."""
+  """The base of all kinds of fine-tuning, which is ELECTRA's idea."""
 
   best_by: metrics.BestBy  # which of its `results` are the best
   labels: list[str] | None = None  # of the head's rows, if they have names
@@ -136,6 +141,7 @@ class FinetuningTask:
   def __init__(self, config: FinetuningConfig):
     self.config = config
 
+  # Read on first use: a prediction needs no training data.
   training_set = functools.cached_property(lambda self: self.read("train"))
   evaluation_set = functools.cached_property(lambda self: self.read("eval"))
   prediction_set = functools.cached_property(lambda self: self.read("predict"))
@@ -150,7 +156,7 @@ class FinetuningTask:
 
   @property
   def outputs(self) -> int:
-    """Of the head; a regression has one."""
+    """The number of the head's outputs; a regression has one."""
     head = BY_KIND[self.config.kind]
     return head.outputs or len(self.labels or ()) or 1
 

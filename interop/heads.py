@@ -71,7 +71,7 @@ class MaskedLmBehaviour(TextBehaviour):
     import modeling  # it loads TensorFlow
 
     tf, model = later.tf, encoder.model
-    # A model with `places` has outputs at the positions only.
+    # A model with `positions` has outputs at the positions only.
     positions = encoder.positions if model.positions is None else None
     logits = modeling.masked_lm_logits(
       encoder.bert,

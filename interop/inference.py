@@ -148,7 +148,9 @@ def _build(
     model = modeling.BertModel(
       bert,
       False,
-      *(inputs[name] for name in INPUTS),
+      inputs["input_ids"],
+      inputs["input_mask"],
+      inputs["segment_ids"],
       scope="bert",
       policy=policy,
       with_pooler=pools and reads_pooled,

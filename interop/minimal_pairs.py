@@ -54,9 +54,15 @@ def read(patterns: str, sample: int | None = None) -> list[Pair]:
       raise DataError(f"{path}: there is no pair in it")
   if sample is None:
     return pairs
+
+  def digest(number: int) -> bytes:
+    text = f"{pairs[number].good}\n{pairs[number].bad}"
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+  # By the text, so that a file's order and its other pairs do not matter.
   chosen: list[int] = []
   for numbers in by_paradigm(pairs).values():
-    chosen += sorted(numbers, key=lambda n: _digest(pairs[n]))[:sample]
+    chosen += sorted(numbers, key=digest)[:sample]
   return [pairs[number] for number in sorted(chosen)]
 
 
@@ -66,11 +72,6 @@ def by_paradigm(pairs: Sequence[Pair]) -> dict[str, list[int]]:
   for number, pair in enumerate(pairs):
     numbers[pair.paradigm].append(number)
   return dict(sorted(numbers.items()))
-
-
-def _digest(pair: Pair) -> bytes:
-  text = f"{pair.good}\n{pair.bad}".encode("utf-8", "surrogatepass")
-  return hashlib.sha256(text).digest()
 
 
 def _pair(line: str, path: str, number: int) -> Pair:
@@ -117,14 +118,10 @@ def results(
   return {
     **_means(everything),
     "interval_95": interval([(p["right"], p["pairs"]) for p in everything]),
-    "fields": _means_by_name(fields),
-    "linguistics_terms": _means_by_name(terms),
+    "fields": {name: _means(fields[name]) for name in sorted(fields)},
+    "linguistics_terms": {name: _means(terms[name]) for name in sorted(terms)},
     "paradigms": paradigms,
   }
-
-
-def _means_by_name(groups: Mapping[str, list]) -> dict:
-  return {name: _means(groups[name]) for name in sorted(groups)}
 
 
 def _counts(scores: np.ndarray) -> dict:
@@ -139,7 +136,7 @@ def _counts(scores: np.ndarray) -> dict:
 
 
 def _means(counts: Sequence[Mapping]) -> dict:
-  """Of paradigms: the mean, as BLiMP's authors report it, and that of pairs."""
+  """Means over paradigms, as BLiMP's authors report them, and over pairs."""
   accuracies: list[float] = []
   unigrams: list = []
   totals: collections.Counter[str] = collections.Counter()

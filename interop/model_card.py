@@ -13,7 +13,7 @@ from common import files
 from model.tasks import HEADS, MASKED_LM
 
 CARD_FILE = "README.md"
-# What an architecture is for -> the Hub's name of what it does.
+# What follows "For" in an architecture -> the Hub's name of what it does.
 _PIPELINES = {head.architecture: head.pipeline for head in HEADS}
 _PIPELINES["PreTraining"] = MASKED_LM.pipeline
 _SETTINGS = ("objective", "masked_lm_prob", "do_whole_word_mask", "dupe_factor")
@@ -23,7 +23,7 @@ _CASES = {
   False: "cased text",
   None: "no file says whether of lower-cased text",
 }
-# Of a pipeline, and of what it gets if that is not '"..."'.
+# The gaps are a pipeline, and what it reads: one of _READS, or "...".
 _USE = """```python
 from transformers import pipeline
 
@@ -37,13 +37,14 @@ _READS = {
   "question-answering": 'question="...", context="..."',
 }
 _UNKNOWN = "Not known: no file beside the weights says it."
+# Of the training's settings those that somebody needs to judge or repeat it.
 _FLAGS = (
   "objective", "segment_ids", "initial_weights", "learning_rate",
   "lr_schedule", "optimizer", "bias_correction", "beta_2",
   "weight_decay_rate", "precision", "num_train_epochs", "max_seq_length",
   "hidden_dropout_prob", "attention_probs_dropout_prob", "seed",
 )  # fmt: skip
-# What keys are called that do not say it themselves.
+# Names for people of keys that do not say it themselves.
 _NAMES = {
   "masked_lm_prob": "share of the tokens to mask",
   "do_whole_word_mask": "whole words masked",
@@ -80,10 +81,12 @@ def write(
     "mask_token": "[MASK]" if pipeline == "fill-mask" else "",
     "tags": [config["model_type"], "perseus-bert"],
   }  # fmt: skip
-  # JSON is YAML.
-  yaml = [f"{key}: {json.dumps(v)}" for key, v in header.items() if v]
-  lines = ["---", *yaml, "---", ""]
-  lines += [f"# {os.path.basename(os.path.abspath(folder))}", ""]
+  # The Hub reads YAML, and JSON is YAML.
+  lines = ["---"]
+  for key, value in header.items():
+    if value:
+      lines.append(f"{key}: {json.dumps(value)}")
+  lines += ["---", "", f"# {os.path.basename(os.path.abspath(folder))}", ""]
   lines.append(
     f"{architecture} with {config['num_hidden_layers']} layers of "
     f"{config['hidden_size']}, {config['num_attention_heads']} heads, "
@@ -116,13 +119,14 @@ def write(
 
 
 def _data(about: Description, run: dict) -> Iterator[tuple]:
-  found = about.manifest()
-  if found:
-    manifest = found[1]
+  records = about.manifest()
+  if records:
+    _, manifest = records
     for key in _COUNTS:
       yield key, manifest.counts.get(key)
     yield "tokens in a record", manifest.max_seq_length
     yield "masks", manifest.masking
+    # Masks that training drew anew are not the records'.
     in_training = run.get("flags", {}).get("masks", {})
     for key in _SETTINGS:
       if not in_training.get(key):
@@ -150,8 +154,12 @@ def _training(inputs: Sequence[str], run: dict) -> Iterator[tuple]:
     yield "mean of the weights of updates", ", ".join(map(str, steps))
   for key in ("records_per_update", "warmup_updates", "ranks"):
     yield key, plan.get(key)
-  given = {key: value for key, value in flags.items() if value is not None}
-  used = flags.get("bert", {}) | given | flags.get("optimizer", {})
+  # A flag wins over the config's key, unless nobody gave it.
+  used = dict(flags.get("bert", {}))
+  for key, value in flags.items():
+    if value is not None:
+      used[key] = value
+  used |= flags.get("optimizer", {})
   for key in _FLAGS:
     yield key, used.get(key)
   yield "sampled_softmax", flags.get("sampled_softmax") or None
@@ -160,8 +168,8 @@ def _training(inputs: Sequence[str], run: dict) -> Iterator[tuple]:
     yield "masked when training", " to ".join(f"{p:g}" for p in shares)
   yield "whole words masked when training", masks.get("do_whole_word_mask")
   for number, stage in enumerate(flags.get("stages") or (), 1):
-    told = (f"{k} {v}" for k, v in stage.items() if k != "input_file")
-    yield f"stage {number}", ", ".join(told)
+    settings = [f"{k} {v}" for k, v in stage.items() if k != "input_file"]
+    yield f"stage {number}", ", ".join(settings)
   if flags.get("stages"):
     yield "of the last stage", "records per update, masks, training data"
   others = flags.get("init_checkpoint") or flags.get("cooldown_from")
@@ -171,7 +179,7 @@ def _training(inputs: Sequence[str], run: dict) -> Iterator[tuple]:
 def _results(
   inputs: Sequence[str], about: Description, run: dict
 ) -> Iterator[tuple]:
-  """The evaluation of these very weights, not of a mean."""
+  """The evaluation of these very weights; a mean of several has none."""
   held_out = description.is_held_out(run, about.record_files)
   step = checkpoint_files.step_of(inputs[0]) if len(inputs) == 1 else None
   for results in metrics.evaluations(about.folder):

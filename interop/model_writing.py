@@ -43,7 +43,8 @@ class Model(NamedTuple):
 
 
 def task_differences(task: dict, other: dict) -> list[str]:
-  """Keys that differ; what an older task.json does not say does not."""
+  """The keys that differ between two files' tasks."""
+  # An older task.json does not say these, which is no difference.
   newer, differing = ("objective", "segment_ids"), []
   for key in sorted(task.keys() | other.keys()):
     values = task.get(key), other.get(key)
@@ -105,20 +106,11 @@ def write_folder(
   model: Model, folder: str, licence: str, languages: Sequence[str]
 ) -> list[str]:
   """Writes a Hugging Face folder, whole or not at all; returns its files."""
-  name = os.path.basename(os.path.abspath(folder))
-  with new_folder(folder) as aside:
-    _write_files(model, aside, name, licence, languages)
-  return [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
-
-
-def _write_files(
-  model: Model, folder: str, name: str, licence: str, languages: Sequence[str]
-) -> None:
   source, bert = model.source, model.source.bert
   encoder = source.tokenizer() if source.vocabulary else None
   outputs = len(model.values.get(tasks.label_bias(model.values), ()))
   labels = model.task.get("labels") or huggingface_config.stand_ins(outputs)
-  weights = model.values, bert, source.path
+  # What Hugging Face cannot say is refused before anything is written.
   config = huggingface_config.to_their_config(
     bert,
     heads_of(bert, model.values),
@@ -126,29 +118,33 @@ def _write_files(
     labels if outputs else (),
     encoder.special_ids() if encoder else None,
   )
-  tensors = huggingface_weights.to_theirs(*weights)
-  huggingface_weights.write_tensors(folder, tensors)
-  path = os.path.join(folder, huggingface_config.CONFIG_FILE)
-  json_files.write(path, config)
-  json_files.write(os.path.join(folder, TASK_FILE), model.task_content)
-  model_card.write(
-    os.path.join(folder, model_card.CARD_FILE),
-    name,
-    [source.path, *model.others],
-    config,
-    model.task,
-    sum(value.size for value in model.values.values()),
-    licence,
-    languages,
-  )
-  if encoder:
-    for file, content in model.vocabulary.items():
-      files.write(os.path.join(folder, file), content)
-    most, has_segments = bert.max_position_embeddings, bert.type_vocab_size > 1
-    tokenizer_files.write_tokenizer(
-      folder,
-      encoder,
-      model.task.get("max_seq_length", most),
-      model.task.get("segment_ids", True) and has_segments,
-      has_segments,
+  tensors = huggingface_weights.to_theirs(model.values, bert, source.path)
+  with new_folder(folder) as aside:
+    huggingface_weights.write_tensors(aside, tensors)
+    json_files.write(
+      os.path.join(aside, huggingface_config.CONFIG_FILE), config
     )
+    json_files.write(os.path.join(aside, TASK_FILE), model.task_content)
+    model_card.write(
+      os.path.join(aside, model_card.CARD_FILE),
+      os.path.basename(os.path.abspath(folder)),
+      [source.path, *model.others],
+      config,
+      model.task,
+      sum(value.size for value in model.values.values()),
+      licence,
+      languages,
+    )
+    if encoder:
+      for file, content in model.vocabulary.items():
+        files.write(os.path.join(aside, file), content)
+      most = bert.max_position_embeddings
+      has_segments = bert.type_vocab_size > 1
+      tokenizer_files.write_tokenizer(
+        aside,
+        encoder,
+        model.task.get("max_seq_length", most),
+        model.task.get("segment_ids", True) and has_segments,
+        has_segments,
+      )
+  return [os.path.join(folder, name) for name in sorted(os.listdir(folder))]

@@ -49,7 +49,7 @@ def masked_copies(
 
   `rows` are int32 [m, S], of sentences with [CLS] and [SEP].
   """
-  places = np.arange(rows.shape[1])
+  positions = np.arange(rows.shape[1])
   alone = words_alone(encoder)[rows]
   continues = encoder.is_continuation[rows]
   if encoder.marks_spaces:
@@ -57,11 +57,12 @@ def masked_copies(
     continues |= rows == encoder.unk_id
   begins = ~continues | alone | (not within_word)
   begins[:, 1:] |= alone[:, :-1]
-  # int [m, S]: where the first word at or after each place begins.
-  words = np.where(begins, places, len(places))
+  # int [m, S]: where the first word at or after each position begins.
+  words = np.where(begins, positions, len(positions))
   words = np.minimum.accumulate(words[:, ::-1], axis=1)[:, ::-1]
-  scored = places[1:-1, np.newaxis]
-  hidden = (places >= scored) & (places < words[:, 2:, np.newaxis])
+  scored = positions[1:-1, np.newaxis]
+  # A copy hides the scored token and the later pieces of its word.
+  hidden = (positions >= scored) & (positions < words[:, 2:, np.newaxis])
   return np.where(hidden, np.int32(encoder.mask_id), rows[:, np.newaxis])
 
 
@@ -94,11 +95,11 @@ class Scorer:
     self._session, self._encoder = model.session, encoder
     self._within_word = within_word
     with model.session.graph.as_default() as graph:
-      # Of all classes' numbers only these leave the graph.
+      # Only the labels' numbers leave the graph, not those of all classes.
       self._labels = tf.placeholder(tf.int32, [None, None])
       name = self._signature.outputs["log_probs"].name
       log_probs = graph.get_tensor_by_name(name)
-      self._found = tf.gather(log_probs, self._labels, batch_dims=2)
+      self._of_labels = tf.gather(log_probs, self._labels, batch_dims=2)
 
   def score(self, sentences: Sequence[np.ndarray], comm) -> np.ndarray:
     """float64 [sentences], for int32 [n] each; the same on all ranks.
@@ -126,24 +127,24 @@ class Scorer:
     rows[:, 0], rows[:, -1] = self._encoder.cls_id, self._encoder.sep_id
     copies = masked_copies(rows, self._encoder, self._within_word)
     copies = copies.reshape(-1, n + 2)
-    places = np.tile(np.arange(1, n + 1), m)[:, np.newaxis]
+    positions = np.tile(np.arange(1, n + 1), m)[:, np.newaxis]
     labels = labels.reshape(-1, 1)
     at_once = max(1, _TOKENS // (n + 2))  # a sentence may be too long for one
     log_probs = []
     for start in range(0, len(copies), at_once):
       part = slice(start, start + at_once)
-      log_probs.append(self._run(copies[part], places[part], labels[part]))
+      log_probs.append(self._run(copies[part], positions[part], labels[part]))
     return np.concatenate(log_probs).reshape(m, n).sum(1, dtype=np.float64)
 
-  def _run(self, ids, places, labels) -> np.ndarray:
-    """float32 [b, 1]: log-probabilities of labels [b, 1] at places [b, 1]."""
+  def _run(self, ids, positions, labels) -> np.ndarray:
+    """float32 [b, 1]: log-probabilities of labels at positions, [b, 1] each."""
     arrays = {
       "input_ids": ids,
       "input_mask": np.ones_like(ids),
       "segment_ids": np.zeros_like(ids),
-      tasks.POSITIONS: places,
+      tasks.POSITIONS: positions,
     }
     feed = {self._labels: labels}
     for name, info in self._signature.inputs.items():
       feed[info.name] = arrays[name]
-    return self._session.run(self._found, feed)
+    return self._session.run(self._of_labels, feed)

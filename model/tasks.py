@@ -45,57 +45,27 @@ class Head(NamedTuple):
     return self.outputs is None and self.kind != PRETRAINING
 
 
+# fmt: off
 MASKED_LM = Head(
-  name="masked LM head",
-  bias="cls/predictions/output_bias",
-  kind=PRETRAINING,
-  signature="masked_lm",
-  architecture="MaskedLM",
-  pipeline="fill-mask",
-  example=("... [MASK] ...",),
-)
+  "masked LM head", "cls/predictions/output_bias", PRETRAINING, "masked_lm",
+  "MaskedLM", "fill-mask", example=("... [MASK] ...",))
 NEXT_SENTENCE = Head(
-  name="next sentence head",
-  bias="cls/seq_relationship/output_bias",
-  kind=PRETRAINING,
-  signature="next_sentence",
-  architecture="NextSentencePrediction",
-  pipeline="feature-extraction",
-  reads_pooled=True,
-  outputs=2,
-)
+  "next sentence head", "cls/seq_relationship/output_bias", PRETRAINING,
+  "next_sentence", "NextSentencePrediction", "feature-extraction",
+  reads_pooled=True, outputs=2)
 QUESTIONS = Head(
-  name="question answering head",
-  bias="cls/squad/output_bias",
-  kind=SQUAD,
-  signature="span",
-  architecture="QuestionAnswering",
-  pipeline="question-answering",
-  outputs=2,
-  module="qa_outputs",
-  full_precision=True,
-  script="run_squad.py",
-  example=("--question=...", "--context=..."),
-)
+  "question answering head", "cls/squad/output_bias", SQUAD, "span",
+  "QuestionAnswering", "question-answering", outputs=2, module="qa_outputs",
+  full_precision=True, script="run_squad.py",
+  example=("--question=...", "--context=..."))
 LABELS = Head(
-  name="classifier",
-  bias="output_bias",
-  kind=CLASSIFIER,
-  signature="classifier",
-  architecture="SequenceClassification",
-  pipeline="text-classification",
-  reads_pooled=True,
-  script="run_classifier.py",
-)
+  "classifier", "output_bias", CLASSIFIER, "classifier",
+  "SequenceClassification", "text-classification", reads_pooled=True,
+  script="run_classifier.py")
 TOKENS = Head(
-  name="token classifier",
-  bias="cls/tokens/output_bias",
-  kind=NER,
-  signature="token_classifier",
-  architecture="TokenClassification",
-  pipeline="token-classification",
-  script="run_ner.py",
-)
+  "token classifier", "cls/tokens/output_bias", NER, "token_classifier",
+  "TokenClassification", "token-classification", script="run_ner.py")
+# fmt: on
 # A model with several heads is for what the last of them does.
 HEADS = (NEXT_SENTENCE, MASKED_LM, QUESTIONS, LABELS, TOKENS)
 BY_KIND = {head.kind: head for head in HEADS}

@@ -305,7 +305,7 @@ def test_stand_ins_are_no_names_of_labels(tmp_path, letters, count):
     assert saved["labels"] == []
   else:
     assert saved.keys() == {"task", "do_lower_case", "vocabulary"}
-    (answer,) = json.loads(predicted(tmp_path / "c" / "m", TEXTS[:1])[0])
+    ((answer, _),) = json.loads(predicted(tmp_path / "c" / "m", TEXTS[:1]))
     assert answer["probabilities"].keys() == {"0", "1"}
 
 
