@@ -38,7 +38,7 @@ from common import errors, json_files, settings
 from common.tensorflow_v1 import tf
 from config.pretraining import PretrainingConfig
 from training import train_loop
-from training.next_steps import given, python
+from training.next_steps import flag_words, python
 
 FLAGS = tf.flags.FLAGS
 
@@ -151,7 +151,7 @@ def data(folder: str) -> None:
     texts[reference] = first_part(text, 2e6, f"{folder}/sample.txt")
 
   def seconds_per_mb(name: str) -> float:
-    made = given(
+    made = flag_words(
       dict(
         input_file=texts[name], vocab_file=vocabulary, max_seq_length=128,
         max_predictions_per_seq=20, output_file=f"{folder}/records.tfrecord",
