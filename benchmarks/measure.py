@@ -6,31 +6,20 @@
   data             create_pretraining_data.py, beside google/bert's script
   input            reading records: alone, and beside the training step
   loss_curves      equal updates in every precision and XLA mode
-  memory_bound     a command on much text within little memory
   memory_estimate  what --dry_run estimates, beside a run's peak
 
 All take the flags of run_pretraining.py; each function below says which of them
-it reads. Every measurement prints JSON lines. `memory_bound` takes the command
-after `--`, with TEXT and FOLDER in it:
-
-  python -m benchmarks.measure memory_bound --text=train.txt -- \\
-    -m tools.train_tokenizer --input_file=TEXT --output_file=FOLDER/vocab.txt
+it reads. Every measurement prints JSON lines.
 """
 
-import contextlib
 import functools
 import os
 import pathlib
-import random
 import re
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
 
 import numpy as np
-import psutil
 
 from benchmarks import fake_records, measuring, reading
 from checkpoints import checkpoint_files, metrics, run_folder
@@ -289,100 +278,18 @@ def memory_estimate(folder: str) -> None:
     )
 
 
-def vary(source: str, wanted: int, output: str) -> None:
-  """Writes `wanted` bytes of halves of documents, one word a line changed."""
-  text = pathlib.Path(source).read_text(encoding="utf-8")
-  documents = [d.split("\n") for d in text.split("\n\n") if d.strip()]
-  rng, written = random.Random(7), 0
-  words = text.split()[:100_000]
-  with open(output, "w", encoding="utf-8") as f:
-    while written < wanted:
-      one, two = rng.choice(documents), rng.choice(documents)
-      for sentence in one[: len(one) // 2] + two[len(two) // 2 :]:
-        tokens = sentence.split(" ")
-        tokens[int(rng.random() * len(tokens))] = rng.choice(words)
-        written += f.write(" ".join(tokens) + "\n")
-      written += f.write("\n")
-
-
-@contextlib.contextmanager
-def memory_limit(wanted: int) -> Iterator[pathlib.Path | None]:
-  """A control group (version 2) with this limit in bytes; None without root.
-
-  The limit counts the page cache, too. Its processes must end in the block.
-  """
-  groups = pathlib.Path("/proc/self/cgroup").read_text(encoding="ascii")
-  own = groups.splitlines()[-1].split(":", 2)[2]
-  folder = pathlib.Path(f"/sys/fs/cgroup{own}/../measure-{os.getpid()}")
-  try:
-    folder.mkdir()
-    (folder / "memory.max").write_text(str(wanted))
-  except OSError as e:
-    measuring.tell(f"no limit: {e}")
-    yield None
-    return
-  try:
-    yield folder
-  finally:
-    folder.rmdir()
-
-
-def memory_bound(folder: str, *words: str) -> None:
-  """Runs a Python command on --text_mb of varied text, within --limit_mb.
-
-  Use is what processes have beside mapped files, sampled twice a second.
-  """
-  text = f"{folder}/text.txt"
-  vary(
-    text_and_vocabulary(folder)[0],
-    measuring.size(FLAGS.text_mb, 1) * 10**6,
-    text,
-  )
-  command = [sys.executable]
-  for word in words:
-    command.append(word.replace("TEXT", text).replace("FOLDER", folder))
-  together = most = 0
-  with memory_limit(FLAGS.limit_mb * 10**6) as group:
-    began = time.monotonic()
-    process = subprocess.Popen(command, stdout=sys.stderr)
-    if group:
-      (group / "cgroup.procs").write_text(str(process.pid))
-    while process.poll() is None:
-      sizes = [0]
-      children = psutil.Process(process.pid).children(recursive=True)
-      for p in [psutil.Process(process.pid), *children]:
-        with contextlib.suppress(psutil.Error):  # it has ended
-          memory = p.memory_info()
-          sizes.append(memory.rss - memory.shared)
-      together, most = max(together, sum(sizes)), max(most, *sizes)
-      time.sleep(0.5)
-  if process.returncode:
-    raise errors.UserError("the command failed, see above")
-  measuring.show(
-    {
-      "command": " ".join(words),
-      "text_mb": round(os.path.getsize(text) / 1e6),
-      "limit_mb": FLAGS.limit_mb if group else None,
-      "peak_mb_of_all_processes": round(together / 1e6),
-      "peak_mb_of_one_process": round(most / 1e6),
-      "seconds": round(time.monotonic() - began, 1),
-    }
-  )
-
-
 MEASUREMENTS = {
   "checkpoint": checkpoint,
   "data": data,
   "input": reading.measure,
   "loss_curves": loss_curves,
-  "memory_bound": memory_bound,
   "memory_estimate": memory_estimate,
 }
 
 
 def main(argv: list[str]) -> None:
   with tempfile.TemporaryDirectory() as folder:
-    MEASUREMENTS[argv[1]](folder, *argv[2:])
+    MEASUREMENTS[argv[1]](folder)
 
 
 if __name__ == "__main__":
@@ -393,9 +300,7 @@ if __name__ == "__main__":
   FLAGS.set_default("dry_run", True)
   FLAGS.set_default("bert_config_file", None)
   flags.DEFINE_bool("tiny", False, "Small sizes, to see that it works.")
-  flags.DEFINE_string("text", None, "Text to make records of, or to vary.")
+  flags.DEFINE_string("text", None, "Text to make records of.")
   flags.DEFINE_string("vocab_file", None, "WordPiece vocabulary of the text.")
   flags.DEFINE_string("google_bert", None, "Folder of a google/bert checkout.")
-  flags.DEFINE_integer("text_mb", 1024, "Megabytes of varied text.")
-  flags.DEFINE_integer("limit_mb", 2000, "Megabytes of memory to allow.")
-  train_loop.run_main(main, -1)
+  train_loop.run_main(main, 1)

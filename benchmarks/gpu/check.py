@@ -13,12 +13,11 @@ an update of one micro-batch, and what crosses the bus. Under horovodrun it has
 the ops of several ranks. Status 1 if an op of a layer has no kernel.
 
 Without it XLA compiles the step for each GPU in an environment of its own (1.9
-GB), which the command tells how to make: `--xla=step` as one program, `layers`
-as the pieces between TensorFlow's ops. A JSON line has peak memory with donated
-weights or the launches, kernels, the bytes that they read and write, matmuls by
-type and library, and the examples/s that bandwidth and matmul peak allow.
-Nothing is tuned on a device and no time is measured: half of that speed is a
-good run.
+GB), which the command tells how to make, as one program (`--xla=step`). A JSON
+line has peak memory with donated weights, kernels, the bytes that they read and
+write, matmuls by type and library, and the examples/s that bandwidth and matmul
+peak allow. Nothing is tuned on a device and no time is measured: half of that
+speed is a good run.
 """
 
 import collections
@@ -56,74 +55,39 @@ def check_environment(python: str) -> None:
     )
 
 
-def compiled(chip: chips.Chip, modules: dict, python: str) -> dict:
-  """Name of a module -> the line of compile_hlo.py, and "text" if compiled."""
+def compiled(chip: chips.Chip, module: bytes, python: str) -> dict:
+  """The line of compile_hlo.py, and "text" if it compiled."""
   environment = dict(os.environ)
   if FLAGS.deterministic:  # as TensorFlow then asks of XLA
-    given = os.environ.get("XLA_FLAGS", "")
-    environment["XLA_FLAGS"] = f"{given} --xla_gpu_deterministic_ops=true"
+    before = os.environ.get("XLA_FLAGS", "")
+    environment["XLA_FLAGS"] = f"{before} --xla_gpu_deterministic_ops=true"
   with tempfile.TemporaryDirectory() as folder:
-    target = pathlib.Path(folder, "target.txtpb")
+    target, path = (pathlib.Path(folder, n) for n in ("t.txtpb", "step.hlo"))
     target.write_text(chip.text_proto(), encoding="ascii")
-    paths = [pathlib.Path(folder, f"{name}.hlo") for name in modules]
-    for path, module in zip(paths, modules.values(), strict=True):
-      path.write_bytes(module)
-    command = [python, COMPILE, f"--target={target}", *paths]
+    path.write_bytes(module)
+    command = [python, COMPILE, f"--target={target}", path]
     printed = measuring.run(command, env=environment)
-    lines = measuring.json_lines(printed)
-    for path, line in zip(paths, lines, strict=True):
-      if "error" not in line:
-        line["text"] = path.with_suffix(".txt").read_text(encoding="utf-8")
-  return dict(zip(modules, lines, strict=True))
+    (line,) = measuring.json_lines(printed)
+    if "error" not in line:
+      line["text"] = path.with_suffix(".txt").read_text(encoding="utf-8")
+  return line
 
 
-class Step:
-  """--xla=step: the whole update as one program."""
-
-  def __init__(self, config: PretrainingConfig):
-    with training_graph.beside_gpu():
-      self.modules = {"step": hlo.whole_step(config)}
-
-  def describe(self, lines: dict) -> tuple[list, dict]:
-    """Kernels, and what else a line says."""
-    line = lines["step"]
-    peak = line["arguments"] + line["temporary"]
-    peak += line["results"] - line["donated"]  # the same memory
-    kernels = [*costs.Module(line["text"]).kernels()]
-    return kernels, {"peak_memory_gb": round(peak / 1e9, 2)}
-
-
-class Layers:
-  """--xla=layers: programs, and TensorFlow's ops around them."""
-
-  def __init__(self, config: PretrainingConfig):
-    fetches = training_graph.build(config, distributed.Comm())
-    self._placed = placement.Placement(fetches)
-    self.modules = hlo.programs(self._placed)
-
-  def describe(self, lines: dict) -> tuple[list, dict]:
-    """Kernels, and what else a line says."""
-    modules = {n: costs.Module(line["text"]) for n, line in lines.items()}
-    return [*costs.of_graph(self._placed, modules)], {
-      "launches": len(self._placed.launched),
-      "programs": sum(map(placement.is_program, self._placed.launched)),
-      "different_programs": len(modules),
-    }
-
-
-def describe(case, chip: chips.Chip, flops: float, size: int) -> dict:
+def describe(module: bytes, chip: chips.Chip, flops: float, size: int) -> dict:
   """The part of a JSON line that depends on the GPU."""
-  lines = compiled(chip, case.modules, FLAGS.python)
-  if errors := [line["error"] for line in lines.values() if "error" in line]:
-    return {"compiles": False, "errors": errors[:3]}
-  kernels, more = case.describe(lines)
+  line = compiled(chip, module, FLAGS.python)
+  if "error" in line:
+    return {"compiles": False, "error": line["error"]}
+  kernels = [*costs.Module(line["text"]).kernels()]
   counted = sum(kernel.flops for kernel in kernels)
   assert abs(counted / flops - 1.0) < _FLOPS_TOLERANCE, (counted, flops)
   seconds = sum(kernel.seconds(chip) for kernel in kernels)
+  peak = line["arguments"] + line["temporary"]
+  peak += line["results"] - line["donated"]  # the same memory
   return {
     "compiles": True,
-    "compile_seconds": round(sum(line["seconds"] for line in lines.values())),
-    **more,
+    "compile_seconds": round(line["seconds"]),
+    "peak_memory_gb": round(peak / 1e9, 2),
     **costs.summary(kernels),
     "roofline_ms": round(1e3 * seconds, 3),
     "model_teraflop": round(flops / 1e12, 4),
@@ -183,15 +147,17 @@ def main(_) -> None:
   if FLAGS.count:
     count_modes(config)
     return
+  if config.xla != "step":
+    raise UserError("what compiles as one program is --xla=step; see --help")
   check_environment(FLAGS.python)
   shape = record_shapes.of_patterns(config.input_file, config)
   size = config.train_batch_size
   flops = model_flops.total(model_flops.of_run(config, size, shape))
   tell("making the graph ...")
-  cases = {"step": Step, "layers": Layers}
-  case = cases[config.xla](config)
+  with training_graph.beside_gpu():
+    module = hlo.whole_step(config)
   for name in FLAGS.gpus:
-    tell(f"compiling {len(case.modules)} programs for {name} ...")
+    tell(f"compiling for {name} ...")
     line = {
       "gpu": name,
       "bert_config": os.path.basename(FLAGS.bert_config_file),
@@ -202,7 +168,7 @@ def main(_) -> None:
       "seq_length": shape.max_seq_length,
       "predictions": shape.max_predictions_per_seq,
     }
-    line |= describe(case, chips.CHIPS[name], flops, size)
+    line |= describe(module, chips.CHIPS[name], flops, size)
     measuring.show(line)
 
 

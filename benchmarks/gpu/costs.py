@@ -12,15 +12,10 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from benchmarks.gpu import placement
-
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%([\w.-]+) = (.+)$")
 _COMPUTATION = re.compile(r"^(ENTRY )?%([\w.-]+) \(")
 _SHAPE = re.compile(r"\b(pred|bf16|[fsu]\d\w*)\[([\d,]*)\]")
 _CALLED = re.compile(r"(?:calls|to_apply|body)=%([\w.-]+)")
-_TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
-# They read as much of their first input as they write.
-_READ_PART = frozenset(["GatherV2", "Slice", "StridedSlice"])
 # They hand on what is in memory.
 _FREE = frozenset(
   "parameter constant tuple get-tuple-element bitcast after-all "
@@ -168,35 +163,6 @@ def _matmul(one, inside) -> tuple:
   ).group(1)
   depth = math.prod(dims[int(n)] for n in re.findall(r"\d+", text))
   return kind, 2.0 * math.prod(one.shapes[0][1]) * depth
-
-
-def of_graph(placed: placement.Placement, modules: dict) -> Iterator[Kernel]:
-  """What a GPU runs in an update: programs, and TensorFlow's own kernels.
-
-  `modules`: function's name -> `Module` that XLA compiled.
-  """
-  compiled = {name: [*module.kernels()] for name, module in modules.items()}
-  for op in placed.launched:
-    if placement.is_program(op):
-      yield from compiled[op.get_attr("f").name]
-    else:
-      yield _op_kernel(op)
-
-
-def _op_kernel(op) -> Kernel:
-  read, written = (
-    [placement.size(t) for t in tensors] for tensors in (op.inputs, op.outputs)
-  )
-  if op.type in _READ_PART:
-    read[0] = written[0]
-  total = sum(read) + sum(written)
-  if op.type in ("MatMul", "BatchMatMulV2"):
-    left, out = op.inputs[0], op.outputs[0]
-    across = op.get_attr("transpose_a" if op.type == "MatMul" else "adj_x")
-    depth = left.shape.as_list()[-2 if across else -1]
-    flops = 2.0 * out.shape.num_elements() * depth
-    return Kernel(total, flops, _TYPES[left.dtype.name], "cublas")
-  return Kernel(total)
 
 
 def summary(kernels: list) -> dict:

@@ -332,7 +332,7 @@ def contender(of_shape: tuple, name: str) -> list[str]:
   os.makedirs(folder, exist_ok=True)
   compare.write_models(bert, of_shape[1], folder)
   return [
-    FLAGS.transformers_python, compare.TRANSFORMERS_SIDE, "--task=step",
+    FLAGS.transformers_python, compare.TRANSFORMERS_SIDE,
     f"--model={folder}", "--precision=bf16",
     f"--batch={given['train_batch_size']}",
     f"--max_seq_length={given['max_seq_length']}",

@@ -1,4 +1,4 @@
-"""The HLO modules of a training step, as they are before XLA optimizes."""
+"""The HLO module of a training step, as it is before XLA optimizes."""
 
 # tf.compat.v1 has no switch to eager mode, nor XLA's messages.
 from tensorflow.compiler.xla.service import hlo_pb2
@@ -7,7 +7,6 @@ from tensorflow.python.eager import context
 import input_pipeline
 import modeling
 import run_pretraining
-from benchmarks.gpu import placement
 from checkpoints import checkpointing
 from common.tensorflow_v1 import tf
 from config import record_shapes
@@ -85,37 +84,6 @@ def whole_step(config: PretrainingConfig) -> bytes:
     module = function.experimental_get_compiler_ir(**tensors)(
       stage="hlo_serialized"
     )
-  return without_copies(module)
-
-
-def programs(placed: placement.Placement) -> dict[str, bytes]:
-  """The modules of all programs in a graph, by their functions' names."""
-  calls = {
-    op.get_attr("f").name: op for op in placed.ops if placement.is_program(op)
-  }
-  library = placed.ops[0].graph.as_graph_def().library
-  with context.eager_mode():
-    for function in library.function:
-      context.context().add_function_def(function)
-    return {name: _program(name, op) for name, op in calls.items()}
-
-
-def _program(name: str, op) -> bytes:
-  variables, arguments = [], []
-  for t in op.inputs:
-    if t.dtype == tf.resource:
-      zeros = tf.zeros(t.op.get_attr("shape"), t.op.get_attr("dtype"))
-      variables.append(tf.Variable(zeros, use_resource=True))
-    else:
-      arguments.append(tf.TensorSpec(t.shape, t.dtype))
-  module = context.context().get_compiler_ir(
-    device_name=None,
-    platform_name="CPU",
-    function_name=name,
-    flat_args=arguments,
-    captured_inputs=[v.handle for v in variables],
-    stage="hlo_serialized",
-  )
   return without_copies(module)
 
 

@@ -1,22 +1,14 @@
-"""Times our training against Hugging Face's, in turns on one machine.
+"""Times our training step against Hugging Face's, in turns on one machine.
 
-  python -m benchmarks.peers.compare step \\
+  python -m benchmarks.peers.compare \\
     --transformers_python=.build/transformers/bin/python
-  python -m benchmarks.peers.compare classifier --train_file=train.tsv \\
-    --transformers_python=... --transformers_model=FOLDER --checkpoint=PREFIX
 
-`step` compares the step of pre-training: this project's and that of the same
-model in transformers, eager and compiled. A model with local attention is also
-run as if every token were local, which costs what the masked form does, and
-transformers' with logits of masked tokens only. `classifier` and `squad`
-compare fine-tuning on shuffled batches of 32 in bf16, ours packed, theirs
-padded to the longest of a batch, from one encoder in two formats: a folder of
-transformers, and what convert_checkpoint.py made of it (with bert_config.json
-and vocab.txt beside it).
-
-Each side is a process that runs a round of updates when told to, one after
-another, so that all see the machine in the same moods. Prints one JSON line for
-each precision; a ratio is the median over rounds.
+Compares this project's step and that of the same model in transformers, eager
+and compiled. A model with local attention is also run as if every token were
+local, which costs what the masked form does, and transformers' with logits of
+masked tokens only. Each side is a process that runs a round of updates when
+told to, one after another, so that all see the machine in the same moods.
+Prints one JSON line for each precision; a ratio is the median over rounds.
 """
 
 import functools
@@ -34,7 +26,6 @@ from config.bert_config import BertConfig, read_bert
 from model import huggingface_config, tasks
 
 FLAGS = flags.FLAGS
-BATCH = 32  # of fine-tuning
 TRANSFORMERS_SIDE = "benchmarks/peers/transformers_updates.py"
 
 
@@ -49,9 +40,6 @@ def define_flags() -> None:
   flags.DEFINE_integer("batch", 8, "Micro-batch of `step`.")
   flags.DEFINE_integer("max_seq_length", 128, "Tokens of an example.")
   flags.DEFINE_integer("predictions", 20, "Masked tokens of an example.")
-  flags.DEFINE_string("transformers_model", None, "A Hugging Face folder.")
-  flags.DEFINE_string("checkpoint", None, "The same encoder, converted.")
-  flags.DEFINE_string("train_file", None, "What fine-tuning trains on.")
 
 
 def write_models(bert: BertConfig, most: int, folder: str) -> dict[str, str]:
@@ -85,7 +73,7 @@ def step_commands(precision: str, bert: BertConfig, paths: dict) -> dict:
     "--xla=layers",
   ]
   theirs = [
-    *(FLAGS.transformers_python, TRANSFORMERS_SIDE, "--task=step"),
+    *(FLAGS.transformers_python, TRANSFORMERS_SIDE),
     *(*shared, f"--model={os.path.dirname(paths['transformers'])}"),
     f"--batch={FLAGS.batch}",
     f"--max_seq_length={FLAGS.max_seq_length}",
@@ -101,44 +89,16 @@ def step_commands(precision: str, bert: BertConfig, paths: dict) -> dict:
   return sides
 
 
-def finetuning_commands(task: str) -> dict:
-  """Name -> command of each side of fine-tuning."""
-  shared = [
-    f"--train_file={os.path.abspath(FLAGS.train_file)}",
-    f"--max_seq_length={FLAGS.max_seq_length}",
-    "--precision=bf16",
-  ]
-  beside = os.path.dirname(os.path.abspath(FLAGS.checkpoint))
-  ours = [
-    *(sys.executable, "-m", "benchmarks.peers.finetune_step", task, *shared),
-    *("--do_train", "--output_dir=unused", "--bias_correction"),
-    f"--train_batch_size={BATCH}",
-    f"--init_checkpoint={os.path.abspath(FLAGS.checkpoint)}",
-    f"--bert_config_file={beside}/bert_config.json",
-    f"--vocab_file={beside}/vocab.txt",
-  ]
-  theirs = [
-    *(FLAGS.transformers_python, TRANSFORMERS_SIDE, f"--task={task}"),
-    *(*shared, "--updates_per_round=5"),
-    f"--batch={BATCH}",
-    f"--model={os.path.abspath(FLAGS.transformers_model)}",
-  ]
-  return {"ours": ours, "transformers": theirs}
-
-
-def seconds_per_example(worker: turns.Worker) -> float:
-  """Seconds of a round's median update, divided by its examples if told."""
-  answer = worker.ask()
-  if "examples" in answer:
-    return sum(answer["seconds"]) / sum(answer["examples"])
-  return statistics.median(answer["seconds"])
+def median_seconds(worker: turns.Worker) -> float:
+  """Median seconds of a round's updates."""
+  return statistics.median(worker.ask()["seconds"])
 
 
 def compare(commands: dict) -> dict:
   """Runs all rounds; what a JSON line says."""
   with turns.workers(commands) as workers:
     cases = {
-      name: functools.partial(seconds_per_example, worker)
+      name: functools.partial(median_seconds, worker)
       for name, worker in workers.items()
     }
     seconds = measuring.in_turns(cases, measuring.size(FLAGS.rounds, 1))
@@ -156,8 +116,7 @@ def compare(commands: dict) -> dict:
   return {**line, "ratio_better": measuring.median_ratio(better, ours)}
 
 
-def compare_steps() -> None:
-  """Prints a line for each precision."""
+def main(_) -> None:
   if FLAGS.tiny:
     FLAGS.bert_config_file, FLAGS.batch = "tiny", 2
     FLAGS.max_seq_length, FLAGS.predictions = 16, 3
@@ -178,16 +137,6 @@ def compare_steps() -> None:
     )
 
 
-def main(argv: list[str]) -> None:
-  if argv[1] == "step":
-    compare_steps()
-    return
-  line = compare(finetuning_commands(argv[1]))
-  measuring.show(
-    {"task": argv[1], "max_seq_length": FLAGS.max_seq_length, **line}
-  )
-
-
 if __name__ == "__main__":
   define_flags()
-  errors.run_main(main, arguments=1)
+  errors.run_main(main)

@@ -1,25 +1,20 @@
 """Hugging Face's side of compare.py: PyTorch's updates of transformers' models.
 
   .build/transformers/bin/python benchmarks/peers/transformers_updates.py \\
-    --task=step --model=FOLDER
+    --model=FOLDER
 
 Runs in an environment of its own (requirements.txt) and imports nothing of this
 project but what stands beside it. Answers each line on stdin with the seconds
 of some updates.
 
-`step` is pre-training: the class that config.json names (BertForPreTraining,
-ModernBertForMaskedLM) on one batch. It computes the vocabulary's logits of
-every position, ours of the masked ones only, and so does it with --sparse.
-`classifier` (a TSV file with the columns sentence and label) and `squad` (SQuAD
-v1.1) are as transformers' examples run_glue_no_trainer and run_qa_no_trainer
-prepare them. Batches are shuffled, and padded to their longest example.
+The class that config.json names (BertForPreTraining, ModernBertForMaskedLM)
+trains on one batch. It computes the vocabulary's logits of every position, ours
+of the masked ones only, and so does it with --sparse.
 """
 
 import argparse
-import csv
 import functools
 import inspect
-import itertools
 import json
 import resource
 import time
@@ -71,14 +66,14 @@ class Updates:
     return loss.item()
 
 
-def timed(update, count: int) -> dict:
-  """Seconds of `count` updates, and the examples that each returns."""
-  seconds, examples = [], []
+def timed(update, count: int) -> list[float]:
+  """Seconds of each of `count` updates."""
+  seconds = []
   for _ in range(count):
     began = time.perf_counter()
-    examples.append(update())
+    update()
     seconds.append(time.perf_counter() - began)
-  return {"seconds": seconds, "examples": examples}
+  return seconds
 
 
 def peak_memory_mb() -> int:
@@ -90,7 +85,6 @@ def peak_memory_mb() -> int:
 
 def parse_arguments():
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--task", choices=[*TASKS], default="step")
   parser.add_argument("--model", required=True, help="a Hugging Face folder")
   parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
   parser.add_argument("--batch", type=int, default=8)
@@ -99,7 +93,6 @@ def parse_arguments():
   parser.add_argument("--compile", action="store_true")
   parser.add_argument("--sparse", action="store_true")
   parser.add_argument("--predictions", type=int, default=20)
-  parser.add_argument("--train_file", help="what fine-tuning trains on")
   return parser.parse_args()
 
 
@@ -155,8 +148,8 @@ def masked_only(batch: dict) -> dict:
   }
 
 
-def pretraining(arguments) -> Callable[[], int | None]:
-  """The update of `step`: always of the same batch."""
+def update_of(arguments) -> Callable[[], float]:
+  """The update, always on the same batch."""
   config = transformers.AutoConfig.from_pretrained(arguments.model)
   if arguments.sparse:
     config.sparse_prediction = True
@@ -176,105 +169,13 @@ def pretraining(arguments) -> Callable[[], int | None]:
   return functools.partial(updates, batch)
 
 
-def sentences(arguments, tokenizer):
-  """A classifier with the labels of the train file, and its features."""
-  with open(arguments.train_file, encoding="utf-8", newline="") as f:
-    rows = [*csv.DictReader(f, delimiter="\t", quoting=csv.QUOTE_NONE)]
-  labels = sorted({row["label"] for row in rows})
-  model = transformers.AutoModelForSequenceClassification.from_pretrained(
-    arguments.model, num_labels=len(labels)
-  )
-  encoding = tokenizer(
-    [row["sentence"] for row in rows],
-    truncation=True,
-    max_length=arguments.max_seq_length,
-  )
-  features = []
-  for i, row in enumerate(rows):
-    feature = {name: column[i] for name, column in encoding.items()}
-    features.append({**feature, "labels": labels.index(row["label"])})
-  return model, features
-
-
-def questions(arguments, tokenizer):
-  """A model of spans, and windows of paragraphs with their first answers."""
-  with open(arguments.train_file, encoding="utf-8") as f:
-    articles = json.load(f)["data"]
-  texts, contexts, answers = [], [], []
-  for paragraph in itertools.chain(*(a["paragraphs"] for a in articles)):
-    for qa in paragraph["qas"]:
-      # Spaces in front can fill a window; the examples drop them, too.
-      texts.append(qa["question"].lstrip())
-      contexts.append(paragraph["context"])
-      answers.append(qa["answers"][0])
-  encoding = tokenizer(
-    texts,
-    contexts,
-    truncation="only_second",
-    max_length=arguments.max_seq_length,
-    stride=128,
-    return_overflowing_tokens=True,
-    return_offsets_mapping=True,
-  )
-  features = []
-  for i, number in enumerate(encoding["overflow_to_sample_mapping"]):
-    first = answers[number]["answer_start"]
-    past = first + len(answers[number]["text"])
-    # [CLS] unless the window holds the whole answer.
-    start, end = (
-      encoding.char_to_token(i, at, sequence_index=1) or 0
-      for at in (first, past - 1)
-    )
-    feature = {n: encoding[n][i] for n in tokenizer.model_input_names}
-    inside = bool(start and end)
-    feature["start_positions"] = start * inside
-    features.append({**feature, "end_positions": end * inside})
-  model = transformers.AutoModelForQuestionAnswering
-  return model.from_pretrained(arguments.model), features
-
-
-def finetuning(prepare, arguments) -> Callable[[], int]:
-  """The update of a fine-tuning, with the making of its batch."""
-  transformers.set_seed(1)
-  tokenizer = transformers.AutoTokenizer.from_pretrained(arguments.model)
-  model, features = prepare(arguments, tokenizer)
-  loader = torch.utils.data.DataLoader(
-    features,
-    arguments.batch,
-    shuffle=True,
-    collate_fn=transformers.DataCollatorWithPadding(tokenizer),
-    generator=torch.Generator().manual_seed(1),
-  )
-  batches = itertools.chain.from_iterable(itertools.repeat(loader))
-  updates = Updates(model.train(), arguments.precision, lr=5e-5)
-
-  def update() -> int:
-    batch = next(batches)
-    updates(batch)
-    return len(batch["input_ids"])
-
-  return update
-
-
-TASKS = {
-  "step": pretraining,
-  "classifier": functools.partial(finetuning, sentences),
-  "squad": functools.partial(finetuning, questions),
-}
-
-
 def main() -> None:
   arguments = parse_arguments()
-  update = TASKS[arguments.task](arguments)
+  update = update_of(arguments)
   timed(update, WARM_UPDATES)
-
-  def answer() -> dict:
-    result = timed(update, arguments.updates_per_round)
-    if arguments.task == "step":
-      del result["examples"]
-    return result
-
-  turns.serve(answer, **VERSIONS)
+  turns.serve(
+    lambda: {"seconds": timed(update, arguments.updates_per_round)}, **VERSIONS
+  )
   print(json.dumps({"peak_memory_mb": peak_memory_mb()}))
 
 

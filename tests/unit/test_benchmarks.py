@@ -1,14 +1,10 @@
 """What the benchmarks count."""
 
 import json
-import subprocess
-import sys
 
-import finetuning_runs
 import numpy as np
 import pytest
 import runs
-import samples
 
 import mixed_precision
 import modeling
@@ -77,33 +73,3 @@ def test_the_interval_of_a_median():
   """Of 100 values the 41st and the 60th: binomial(100, 1/2) is 50 +- 10."""
   got = reading.median_of("x", np.random.default_rng(0).permutation(100))
   assert got == {"x": 49.5, "x_95": [40.0, 59.0]}
-
-
-@pytest.mark.slow
-def test_finetune_step_answers_each_line(tmp_path, letters):
-  config = samples.write_config(tmp_path / "config.json")
-  train_file = finetuning_runs.write_sentences(tmp_path / "a.tsv", 40, 1)
-  task = finetuning_runs.classifier(
-    config, letters, tmp_path / "run", train_file=train_file,
-    num_train_epochs=0.4,
-  )  # fmt: skip
-  step = finetuning_runs.run(task)["training"]["global_step"]
-  with subprocess.Popen(
-    [
-      sys.executable, "-m", "benchmarks.peers.finetune_step", "classifier",
-      f"--train_file={train_file}", f"--bert_config_file={config}",
-      f"--vocab_file={letters}", "--max_seq_length=64", "--do_train",
-      f"--init_checkpoint={tmp_path}/run/model.ckpt-{step}", "--xla=off",
-      "--output_dir=unused", "--train_batch_size=8", "--updates_per_round=2",
-    ],
-    cwd=runs.ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-  ) as process:  # fmt: skip
-    try:
-      out, _ = process.communicate("go\ngo\n", timeout=runs.HANG_SECONDS)
-    finally:
-      process.kill()
-  about, *answers = map(json.loads, out.splitlines())
-  assert about.keys() == {"tensorflow", "git"} and len(answers) == 2
-  for answer in answers:
-    assert len(answer["seconds"]) == 2 and min(answer["seconds"]) > 0.0
-    assert all(4 <= n <= 12 for n in answer["examples"])

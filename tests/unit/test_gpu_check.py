@@ -138,8 +138,7 @@ def test_the_missing_environment_is_one_line(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["step", "layers"])
-def test_bert_tiny_compiles_for_gpus(mode):
+def test_bert_tiny_compiles_for_gpus():
   python = pathlib.Path(runs.ROOT, check.PYTHON)
   if not python.exists():
     pytest.skip(f"{check.PYTHON} is missing: benchmarks/gpu/check.py")
@@ -148,14 +147,11 @@ def test_bert_tiny_compiles_for_gpus(mode):
       "-m", "benchmarks.gpu.check", "--bert_config_file=configs/bert_tiny.json",
       "--gpus=h100,a100", "--max_seq_length=16",
       "--max_predictions_per_seq=3",
-      "--train_batch_size=4", "--precision=bf16", f"--xla={mode}",
+      "--train_batch_size=4", "--precision=bf16", "--xla=step",
     ]
   )  # fmt: skip
   assert process.returncode == 0, process.stderr[-3000:]
   for line in map(json.loads, process.stdout.splitlines()):
     assert line["compiles"] and line["fp32_gemms"] <= 2
     assert line["teraflop"] == pytest.approx(line["model_teraflop"], abs=1e-4)
-    if mode == "step":
-      assert line["kernels"] < 350 and line["peak_memory_gb"] < 0.2
-    else:
-      assert line["launches"] == COUNTS["layers"][0]
+    assert line["kernels"] < 350 and line["peak_memory_gb"] < 0.2
