@@ -60,11 +60,6 @@ def policy_of(config: RunConfig) -> Policy:
   return make_policy(config.precision, config.precision_policy)
 
 
-def island(function, dtype: tf.DType):
-  """`function`, computed in `dtype`, its result stored in its input's type."""
-  return lambda x: tf.cast(function(tf.cast(x, dtype)), x.dtype)
-
-
 class StaticLossScale:
   """A constant factor on the loss: `value`, a float32 scalar."""
 
@@ -86,9 +81,10 @@ class DynamicLossScale:
   def __init__(self, config: LossScaleConfig):
     def make(name, value):
       initial = tf.constant(value, tf.float32)
-      made = tf.get_variable(name, initializer=initial, trainable=False)
-      tf.add_to_collection(OPTIONAL_VARIABLES, made)
-      return made
+      variable = tf.get_variable(name, initializer=initial, trainable=False)
+      # Older checkpoints, and those of other precisions, do not have it.
+      tf.add_to_collection(OPTIONAL_VARIABLES, variable)
+      return variable
 
     self._config = config
     with tf.variable_scope("loss_scale"):

@@ -130,7 +130,7 @@ class BertModel:
     self.positions = positions
     with tf.variable_scope(scope, default_name="bert"):
       with tf.variable_scope("embeddings"):
-        embedded = self._embed(
+        hidden, residual = self._embed(
           input_ids, token_type_ids, layout, layer, use_one_hot_embeddings, seed
         )
       if with_pooler and config.pools_all_tokens:
@@ -140,7 +140,7 @@ class BertModel:
         positions = tf.concat([positions, firsts], axis=1)
       with tf.variable_scope("encoder"):
         self.all_encoder_layers = encoder_layers(
-          *embedded, masks, layer, positions, seed
+          hidden, residual, masks, layer, positions, seed
         )
       self.sequence_output = self.all_encoder_layers[-1]
       self.pooled_output = self._pool(layout, layer) if with_pooler else None
@@ -462,6 +462,12 @@ def count_examples(batch):
   return tf.reduce_sum(_example_weights(batch), axis=1)
 
 
+def _without_none(sums) -> dict:
+  """Name -> value of a NamedTuple, without those that are None."""
+  values = sums._asdict().items()
+  return {name: value for name, value in values if value is not None}
+
+
 class PretrainingSums(NamedTuple):
   """float32 scalars, weighted sums over a micro-batch; losses in nats."""
 
@@ -475,8 +481,7 @@ class PretrainingSums(NamedTuple):
 
   def by_name(self) -> dict:
     """Without those that are None."""
-    sums = self._asdict().items()
-    return {name: value for name, value in sums if value is not None}
+    return _without_none(self)
 
 
 def _rows_to_predict(weights):
@@ -508,8 +513,8 @@ def _predictions(batch):
 
 
 def _weighted_sums(logits, labels, weights, policy):
-  weights = tf.reshape(weights, [-1])
-  return weighted_sums(*logits.losses_and_correct(labels, policy), weights)
+  losses, correct = logits.losses_and_correct(labels, policy)
+  return weighted_sums(losses, correct, tf.reshape(weights, [-1]))
 
 
 def weighted_sums(losses, correct, weights):
@@ -567,17 +572,20 @@ def pretraining_model(
     rows,
     sampling,
   )
-  masked_lm = _weighted_sums(logits, labels, weights, policy)
+  masked_loss, right, weight = _weighted_sums(logits, labels, weights, policy)
   tokens = tf.reduce_sum(tf.cast(batch.input_mask > 0, tf.float32), axis=1)
   tokens = tf.reduce_sum(tokens * batch.example_weights)
   exist = _example_weights(batch)
   if not next_sentence:
-    return PretrainingSums(*masked_lm, tf.reduce_sum(exist), tokens)
+    examples = tf.reduce_sum(exist)
+    return PretrainingSums(masked_loss, right, weight, examples, tokens)
   pooled = head_features(model.get_pooled_output(), config, policy)
   logits = next_sentence_logits(config, pooled, policy)
   labels = batch.next_sentence_labels
   loss, correct, examples = _weighted_sums(logits, labels, exist, policy)
-  return PretrainingSums(*masked_lm, examples, tokens, loss, correct)
+  return PretrainingSums(
+    masked_loss, right, weight, examples, tokens, loss, correct
+  )
 
 
 def pretraining_loss(sums: PretrainingSums, weights: tf.Tensor) -> tf.Tensor:
@@ -604,7 +612,9 @@ class FinetuningSums(NamedTuple):
   tokens: tf.Tensor  # input tokens that are not padding
   correct: tf.Tensor | None = None  # None if predictions are numbers
 
-  by_name = PretrainingSums.by_name
+  def by_name(self) -> dict:
+    """Without those that are None."""
+    return _without_none(self)
 
 
 def finetuning_sums(losses, correct, batch) -> FinetuningSums:

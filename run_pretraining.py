@@ -41,7 +41,7 @@ from config import stages
 from gradients import sharded_variables
 from model import huggingface_types, initial_weights, model_flops
 from model.tensor_parallel import Slices
-from records import record_files, record_order
+from records import cooccurrences, record_files, record_order
 from training import (
   dry_run,
   next_steps,
@@ -106,13 +106,19 @@ def training_task(
     vote=vote,
     budget=budget,
     initial=(
-      functools.partial(
-        initial_weights.informed_by, source, config.bert, config.seed
-      )
+      functools.partial(informed_weights, config, source)
       if config.initial_weights == "informed"
       else None
     ),
   )
+
+
+def informed_weights(config: PretrainingConfig, source) -> dict:
+  """Initial weights by variable, from a sample of the records."""
+  statistics = cooccurrences.token_statistics(
+    source.set, source.shape, config.bert.vocab_size, source.special_ids()
+  )
+  return initial_weights.informed(config.bert, *statistics, config.seed)
 
 
 def training_step(

@@ -25,7 +25,7 @@ class HuggingFaceWeights(Checkpoint):
   def __init__(self, folder: str):
     self.path = folder
     known = huggingface_config.read_config(folder)
-    self._values, tied = huggingface_weights.from_theirs(
+    self._values, tied = huggingface_weights.from_huggingface(
       huggingface_weights.read_tensors(folder), known, folder
     )
     self.shapes = {n: list(value.shape) for n, value in self._values.items()}

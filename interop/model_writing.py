@@ -111,14 +111,14 @@ def write_folder(
   outputs = len(model.values.get(tasks.label_bias(model.values), ()))
   labels = model.task.get("labels") or huggingface_config.stand_ins(outputs)
   # What Hugging Face cannot say is refused before anything is written.
-  config = huggingface_config.to_their_config(
+  config = huggingface_config.to_huggingface_config(
     bert,
     heads_of(bert, model.values),
     source.path,
     labels if outputs else (),
     encoder.special_ids() if encoder else None,
   )
-  tensors = huggingface_weights.to_theirs(model.values, bert, source.path)
+  tensors = huggingface_weights.to_huggingface(model.values, bert, source.path)
   with new_folder(folder) as aside:
     huggingface_weights.write_tensors(aside, tensors)
     json_files.write(

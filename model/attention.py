@@ -66,7 +66,7 @@ def masks(
   `numbers` are `example_numbers`, which only local layers need; `position_ids`
   int [B, S], or None if each row has 0 to S - 1.
   """
-  rotary = [None, None]
+  rotary: list = [None, None]
   if bert.position_type == "rotary":
     thetas = bert.global_rope_theta, bert.local_rope_theta
     rotary = [rotary_tables(bert, t, position_ids, seq_length) for t in thetas]

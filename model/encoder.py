@@ -441,6 +441,7 @@ def encoder_layers(
   """
   bert = config.bert
   input_shape = get_shape_list(input_tensor, expected_rank=3)
+  batch, length, _ = input_shape
   layers = [tf.cast(input_tensor, config.policy.attention)]
   if residual is not None:
     residual = reshape_to_matrix(residual)
@@ -454,7 +455,7 @@ def encoder_layers(
     layer = functools.partial(
       transformer_layer,
       mask=local_mask if bert.is_local(number) else global_mask,
-      queries=Queries(*input_shape[:2], positions if is_last else None),
+      queries=Queries(batch, length, positions if is_last else None),
       config=config,
       seeds=seeds[count * number : count * (number + 1)],
     )

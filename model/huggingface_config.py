@@ -37,7 +37,7 @@ _FORM = {
 _REGRESSION, _SINGLE_LABEL = "regression", "single_label_classification"
 
 
-def to_their_config(
+def to_huggingface_config(
   config: BertConfig,
   heads: Sequence[Head],
   source: str,
@@ -131,7 +131,7 @@ class ReadConfig(NamedTuple):
     return None if self.labels == stand_ins(outputs) else self.labels
 
 
-def from_their_config(content: dict, source: str) -> ReadConfig:
+def from_huggingface_config(content: dict, source: str) -> ReadConfig:
   """Our config; `UserError` if no model of ours is such a one."""
   try:
     json_files.expect(content, _FORM)
@@ -180,4 +180,4 @@ def _labels(content: dict, source: str) -> list[str] | None:
 def read_config(folder: str) -> ReadConfig:
   """Reads a folder's config.json."""
   path = os.path.join(folder, CONFIG_FILE)
-  return from_their_config(json_files.read(path, {}), path)
+  return from_huggingface_config(json_files.read(path, {}), path)

@@ -35,26 +35,27 @@ class Key(NamedTuple):
 
   name: str
   default: Any  # transformers', which a file without the key means
-  # Their value -> ours, the first of equal ones is written; None: the same.
-  words: dict | None = None
+  # Value in the file -> ours; None: the same. Of several values with one
+  # meaning the first is written.
+  values: dict | None = None
 
-  def theirs(self, value):
-    """The default for a value that they cannot say."""
-    if self.words is None:
+  def encode(self, value):
+    """The file's value of ours; the default for one that has none there."""
+    if self.values is None:
       return value
-    for word, ours in self.words.items():
-      if ours == value:
+    for word, meaning in self.values.items():
+      if meaning == value:
         return word
     return self.default
 
-  def ours(self, value):
-    """ValueError for a value that we cannot be."""
-    if self.words is None:
+  def decode(self, value):
+    """Our value of the file's; ValueError for one that we cannot be."""
+    if self.values is None:
       return value
-    if value not in [*self.words]:  # it may be a list, too
-      known = ", ".join(self.words)
+    if value not in [*self.values]:  # it may be a list, too
+      known = ", ".join(self.values)
       raise ValueError(f"{self.name} is {value!r}, not one of {known}")
-    return self.words[value]
+    return self.values[value]
 
 
 # google/bert's gelu is the approximation by tanh, Hugging Face's the exact one.
@@ -70,10 +71,10 @@ _EURO_POOLINGS = {"bos": "cls", "mean": "mean", "late": "mean"}
 
 
 def _keys(**keys) -> dict[str, Key]:
-  """Our key -> `Key`, of (their name, default, words) or a default alone."""
+  """Our key -> `Key`, of (name there, default, values) or a default alone."""
   table = {}
-  for ours, value in keys.items():
-    table[ours] = Key(*value) if isinstance(value, tuple) else Key(ours, value)
+  for name, value in keys.items():
+    table[name] = Key(*value) if isinstance(value, tuple) else Key(name, value)
   return table
 
 
@@ -107,7 +108,7 @@ class ModelType:
   def write(self, config: BertConfig, ids: dict[str, int]) -> dict:
     """What config.json says, but for heads; `ids` are of "pad", "cls" etc."""
     values = {**vars(config), **config.meaning()}
-    content = {key.name: key.theirs(values[k]) for k, key in self.keys.items()}
+    content = {key.name: key.encode(values[k]) for k, key in self.keys.items()}
     for name, token in self.special.items():
       if token in ids:
         content[name] = ids[token]
@@ -120,7 +121,7 @@ class ModelType:
   def read(self, content: dict) -> dict:
     """Our keys' values; ValueError for one that we cannot be."""
     content = self.complete(content)
-    values = {k: key.ours(content[key.name]) for k, key in self.keys.items()}
+    values = {k: key.decode(content[key.name]) for k, key in self.keys.items()}
     return {**self.implied, **values}
 
   def contradictions(self, content: dict, config: BertConfig) -> Iterator[str]:
@@ -154,7 +155,7 @@ class ModelType:
 
     A name that several heads have is the last one's.
     """
-    weights, tensors = w.weights(config), {}
+    weights, tensors = w.weights(config), dict[str, list[w.Weight]]()
     parts = [head.name for head in heads if head in self.heads]
     for part in (*self.body, *parts):
       of_part = collections.defaultdict(list)
@@ -201,7 +202,7 @@ class _Bert(ModelType):
     norm_eps=("layer_norm_eps", 1e-12),
   )  # fmt: skip
   checked = {**ModelType.checked, "position_embedding_type": "absolute"}
-  heads = tasks.HEADS
+  heads: tuple[Head, ...] = tasks.HEADS
   body = w.ENCODER, w.POOLER
   modules = _HEADS
   decoder = "cls.predictions.decoder"
@@ -362,8 +363,8 @@ class _ModernBert(_PreNorm):
     ropes = content.get("rope_parameters") or {}
     theta = _theta(ropes.get(_FULL), content["global_rope_theta"])
     # To transformers 4, null is the wavelength of the other layers.
-    near = _theta(ropes.get(_SLIDING), content["local_rope_theta"] or theta)
-    return {**content, "global_rope_theta": theta, "local_rope_theta": near}
+    local = _theta(ropes.get(_SLIDING), content["local_rope_theta"] or theta)
+    return {**content, "global_rope_theta": theta, "local_rope_theta": local}
 
 
 class _EuroBert(_PreNorm):

@@ -88,7 +88,7 @@ def _some(names: Iterable[str]) -> str:
   return ", ".join(names[:3]) + more
 
 
-def to_theirs(
+def to_huggingface(
   values: Mapping[str, np.ndarray], config: BertConfig, source: str
 ) -> dict[str, np.ndarray]:
   """Our tensors by Hugging Face's names; `DataError` for those that have none.
@@ -100,23 +100,23 @@ def to_theirs(
   tensors = kind.tensors(config, heads)
   _check_pooler(count_parts(values, config, source), config, source)
   removed = "" if {*heads} & {*kind.heads} else kind.base
-  theirs, unknown = {}, {*values}
+  tensors_there, unknown = {}, {*values}
   for name, of_tensor in tensors.items():
     if of_tensor[0].name in values:
-      theirs[name.removeprefix(removed)] = _joined(of_tensor, values)
+      tensors_there[name.removeprefix(removed)] = _joined(of_tensor, values)
       unknown -= {weight.name for weight in of_tensor}
   if unknown:
     raise DataError(
       f"{source}: Hugging Face's {kind.title} has no place for "
       f"{_some(sorted(unknown))}"
     )
-  return theirs
+  return tensors_there
 
 
 def _joined(
   weights: Sequence[Weight], values: Mapping[str, np.ndarray]
 ) -> np.ndarray:
-  """Their tensor of our weights."""
+  """Hugging Face's tensor of our weights."""
   parts = []
   for weight in weights:
     value = values[weight.name]
@@ -129,22 +129,22 @@ def _joined(
 def _parted(
   weights: Sequence[Weight], tensor: np.ndarray
 ) -> Iterator[tuple[str, np.ndarray]]:
-  """Our weights of their tensor, by name."""
+  """Our weights of Hugging Face's tensor, by name."""
   rows = []
   for weight in weights:
     rows.append(weight.shape[1] if weight.is_kernel else weight.shape[0])
   ends = np.cumsum(rows[:-1], dtype=int)
   parts = np.split(np.atleast_1d(tensor), ends)
   for weight, part in zip(weights, parts, strict=True):
-    turned = weight.is_kernel and part.ndim == 2
-    yield weight.name, np.ascontiguousarray(part.T if turned else part)
+    is_matrix = weight.is_kernel and part.ndim == 2
+    yield weight.name, np.ascontiguousarray(part.T if is_matrix else part)
 
 
 # Constants that earlier versions saved: 0, 1, 2, ... and zeros.
 _BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 
 
-def from_theirs(
+def from_huggingface(
   tensors: Mapping[str, np.ndarray], known: ReadConfig, source: str
 ) -> tuple[dict[str, np.ndarray], list[str]]:
   """Our weights from Hugging Face's, and the names of tensors left out.
@@ -168,7 +168,8 @@ def from_theirs(
       f"{source}: {_some(unknown)}: no weight of a {kind.title} of "
       f"{known.config.num_hidden_layers} layers"
     )
-  values, names = {}, {}
+  values: dict[str, np.ndarray] = {}
+  names: dict[str, str] = {}
   for name, of_tensor in wanted.items():
     names |= {weight.name: name for weight in of_tensor}
     if name in named:
@@ -289,7 +290,7 @@ def files(folder: str) -> list[str]:
 
 
 def _array(dtype: str, shape: list, data: bytearray) -> np.ndarray:
-  """Floats become float32, other types bytes that `from_theirs` refuses."""
+  """Floats become float32, other types bytes, which are refused."""
   if dtype == "BF16":  # the upper half of a float32
     wide = np.frombuffer(data, np.uint16).astype(np.uint32) << 16
     return wide.view(np.float32).reshape(shape)

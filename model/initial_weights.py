@@ -29,7 +29,6 @@ from scipy import sparse
 from common import console
 from config.bert_config import BertConfig
 from model.weights import embedding_tables
-from records import cooccurrences, unigrams
 
 # docs/results.md, "Initial weights", has the search behind these numbers.
 _SHORTEST, _LONGEST = 2.0, 256.0  # wavelengths of the sinusoids, in tokens
@@ -42,30 +41,8 @@ _POSITION_SCALE = 8.0 / 3.0
 # Attention score of the token that a head looks for, if the layer's input were
 # positions alone. About two thirds of its variance is.
 _SCORE = 17.5
-# The same with rotary positions, by the pairs that turn at least so fast.
+# The same with rotary positions, by the pairs that rotate at least so fast.
 _ROTARY_SCORE, _SLOWEST = 12.0, 0.2  # radians a token
-
-
-def informed_by(source, config: BertConfig, seed: int) -> dict[str, np.ndarray]:
-  """`informed` of the text in `source`, an `input_pipeline.Source`."""
-  shape = source.shape
-  # At most ten million tokens or 200,000 records: about half a minute.
-  most = max(1, min(200_000, 10_000_000 // shape.max_seq_length))
-  in_a_row = min(100, math.ceil(most / 10))
-  chosen = unigrams.numbers(source.set, most, in_a_row=in_a_row)
-  with console.Progress("reading words", len(chosen), "records") as bar:
-    features = dict.fromkeys(source.set.paths, shape.features())
-    texts = unigrams.texts(source.set, chosen, features, bar.at)
-    sequences = [ids.astype("int32") for ids in texts]
-  console.tell("counting neighbours ...")
-  ids = np.concatenate(sequences)
-  counts = unigrams.count([ids], config.vocab_size, source.special_ids())
-  neighbours = cooccurrences.count(sequences, counts)
-  console.tell(
-    f"factorising {neighbours.nnz:,} counts of neighbours into word embeddings "
-    "..."
-  )
-  return informed(config, unigrams.log_frequencies(counts), neighbours, seed)
 
 
 def informed(
@@ -79,6 +56,10 @@ def informed(
   `log_frequencies` is [V], in nats; `neighbours` [V, ...], how often a word
   stood with each context. The hidden size must be even.
   """
+  console.tell(
+    f"factorising {neighbours.nnz:,} counts of neighbours into word embeddings "
+    "..."
+  )
   hidden = config.hidden_size
   words = word_embeddings(neighbours, hidden, seed)
   words = words * (_WORD_SCALE * config.initializer_range)
@@ -140,7 +121,7 @@ def word_embeddings(
     for total in (r, c)
   )
   scaled = over_rows @ roots @ over_columns
-  found = np.zeros([len(r), hidden], np.float32)
+  factors = np.zeros([len(r), hidden], np.float32)
   wanted = min(hidden + 1, *scaled.shape)
   if scaled.nnz:
     u, s, _ = randomized_svd(
@@ -149,16 +130,16 @@ def word_embeddings(
     frequency = np.sqrt(r / r.sum())
     # Projected out: text in parts without a common word has more vectors of
     # its size, and any mixture of them may come first.
-    factors = u * np.sqrt(s)
-    factors -= np.outer(frequency, frequency @ factors)
-    _, axes = np.linalg.eigh(factors.T @ factors)
-    found[:, : wanted - 1] = factors @ axes[:, 1:]  # the first has none left
+    scores = u * np.sqrt(s)
+    scores -= np.outer(frequency, frequency @ scores)
+    _, axes = np.linalg.eigh(scores.T @ scores)
+    factors[:, : wanted - 1] = scores @ axes[:, 1:]  # the first has none left
   basis = np.linalg.qr(rng.normal(size=[hidden, hidden]))[0]
-  rotated = _normalized(found @ basis.astype(np.float32))
+  rotated = _normalized(factors @ basis.astype(np.float32))
   number = neighbours.sum(axis=1)[:, None]
   weight = number / (number + _FEW_NEIGHBOURS)
   weight *= rotated.any(axis=1, keepdims=True)
-  noise = _normalized(rng.standard_normal(found.shape, np.float32))
+  noise = _normalized(rng.standard_normal(factors.shape, np.float32))
   return _normalized(
     np.sqrt(weight) * rotated + np.sqrt(1.0 - weight) * noise
   ).astype(np.float32)
@@ -208,16 +189,18 @@ def attention_to_neighbours(hidden: int, heads: int, rng) -> tuple:
 
 
 def biases_to_neighbours(size: int, heads: int, theta: float) -> tuple:
-  """Biases of queries and keys, float64 [H], that rotary positions turn.
+  """Biases of queries and keys, float64 [H], that rotary positions rotate.
 
-  All tokens have a head's query u, and its key, u turned back by the head's
-  offset o. Positions i and j turn them, so that the score is the sum of
+  All tokens have a head's query u, and its key, u rotated back by the head's
+  offset o. Positions i and j rotate them, so that the score is the sum of
   u_k^2 cos((i + o - j) f_k) over pairs k of the head's `size` numbers, largest
   at j = i + o.
   """
-  turns = theta ** (-np.arange(0, size, 2) / size)
-  is_fast = turns >= _SLOWEST
+  frequencies = theta ** (-np.arange(0, size, 2) / size)
+  is_fast = frequencies >= _SLOWEST
   query = np.sqrt(_ROTARY_SCORE * math.sqrt(size) / is_fast.sum()) * is_fast
-  angles = turns * np.array([offset(head) for head in range(heads)])[:, None]
+  angles = (
+    frequencies * np.array([offset(head) for head in range(heads)])[:, None]
+  )
   key = np.append(query * np.cos(angles), -query * np.sin(angles), axis=1)
   return np.tile(np.append(query, 0 * query), heads), key.ravel()

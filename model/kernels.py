@@ -74,11 +74,11 @@ class Kernel:
 
   def __call__(self, *tensors, twice=False, **static):
     names = inspect.signature(self._forward).parameters
-    given = {}
+    inputs = {}
     for name, tensor in zip(names, tensors, strict=False):
       if tensor is not None:
-        given[name] = tf.convert_to_tensor(tensor)
-    result, values = self._run(self._forward, given, static), dict(given)
+        inputs[name] = tf.convert_to_tensor(tensor)
+    result, values = self._run(self._forward, inputs, static), dict(inputs)
     if isinstance(result, tuple):
       result, saved = result
       values |= saved
@@ -90,10 +90,10 @@ class Kernel:
       # Not before the backward pass, or all would be in memory at once.
       with tf.control_dependencies(from_readers.values()):
         got = self._run(self._backward, values | from_readers, static)
-      return [*[None] * len(readers), *[got.get(name) for name in given]]
+      return [*[None] * len(readers), *[got.get(name) for name in inputs]]
 
     results = [result] * len(readers)
-    outputs = with_gradient([*results, *given.values()], gradient)
+    outputs = with_gradient([*results, *inputs.values()], gradient)
     return outputs[:2] if twice else outputs[0]
 
 
@@ -322,15 +322,16 @@ def split_heads(product, bias, *, parts, shape):
   `product` is [B * length, parts * N * D], without the `bias` of its columns,
   which may be None; `shape` is (B, length, N).
   """
-  split = jit.compiled(_split_heads, parts=parts, shape=shape)
-  given = [product] if bias is None else [product, bias]
+  inputs = [product] if bias is None else [product, bias]
+  heads = jit.compiled(_split_heads, parts=parts, shape=shape)(*inputs)
 
   def gradient(op, *d_tensors):
     dtype = None if bias is None else bias.dtype
     joined = jit.compiled(_split_heads_gradient, dtype=dtype)
     return [*[None] * parts, *joined(*d_tensors[:parts])]
 
-  return with_gradient([*split(*given), *given], gradient)[:parts]
+  # No `Kernel`, whose result is one tensor: here each part has a gradient.
+  return with_gradient([*heads, *inputs], gradient)[:parts]
 
 
 def _split_heads(product, bias=None, *, parts, shape):
@@ -351,58 +352,55 @@ def _split_heads_gradient(*d_heads, dtype):
 
 
 def side_by_side(*groups) -> list:
-  """Of each group, (tensors, dtype), one tensor: they side by side, as `dtype`.
+  """Joins the tensors of each (tensors, dtype) along the last axis, as `dtype`.
 
-  For a GPU one program makes all of them, and one all their gradients: each
-  would be a launch. One tensor of its dtype is left as it is.
+  One tensor that has its dtype is left as it is.
   """
   results = [tensors[0] for tensors, _ in groups]
   changing = []
   for number, (tensors, dtype) in enumerate(groups):
     if len(tensors) > 1 or tensors[0].dtype != dtype:
       changing.append(number)
-  if changing:
-    joined = _joined([groups[number] for number in changing])
-    for number, tensor in zip(changing, joined, strict=True):
-      results[number] = tensor
+  if not changing:
+    return results
+
+  inputs, sizes, dtypes, widths = [], [], [], []
+  for tensors, dtype in map(groups.__getitem__, changing):
+    inputs += tensors
+    sizes.append(len(tensors))
+    dtypes.append(dtype)
+    widths.append(tuple(tensor.shape.as_list()[-1] for tensor in tensors))
+  # For a GPU one program makes all of them, and one all their gradients: each
+  # would be a launch.
+  compiling = execution.KERNELS if jit.saves_launches() else ()
+  static = dict(sizes=tuple(sizes), dtypes=tuple(dtypes))
+  joined = jit.compiled(_join, compiling, **static)(*inputs)
+
+  def gradient(op, *d_tensors):
+    static = dict(widths=tuple(widths), dtype=inputs[0].dtype)
+    apart = jit.compiled(_part, compiling, **static)
+    return [*[None] * len(joined), *apart(*d_tensors[: len(joined)])]
+
+  outputs = with_gradient([*joined, *inputs], gradient)
+  for number, tensor in zip(changing, outputs, strict=False):
+    results[number] = tensor
   return results
 
 
-def _joined(groups: list) -> list:
-  """`side_by_side` of [(tensors, dtype), ...] that all change."""
-  tensors = [tensor for group, _ in groups for tensor in group]
-  static = dict(
-    sizes=tuple(len(group) for group, _ in groups),
-    dtypes=tuple(dtype for _, dtype in groups),
-  )
-  modes = execution.KERNELS if jit.saves_launches() else ()
-  found = jit.compiled(_join, modes, **static)(*tensors)
-
-  def gradient(op, *d_tensors):
-    widths = tuple(
-      tuple(tensor.shape.as_list()[-1] for tensor in group)
-      for group, _ in groups
-    )
-    apart = jit.compiled(_part, modes, widths=widths, dtype=tensors[0].dtype)
-    return [*[None] * len(found), *apart(*d_tensors[: len(found)])]
-
-  return with_gradient([*found, *tensors], gradient)[: len(found)]
-
-
 def _join(*tensors, sizes, dtypes):
-  tensors, found = iter(tensors), []
+  rest, joined = iter(tensors), []
   for size, dtype in zip(sizes, dtypes, strict=True):
-    group = [tf.cast(next(tensors), dtype) for _ in range(size)]
-    found.append(tf.concat(group, axis=-1) if size > 1 else group[0])
-  return found
+    group = [tf.cast(next(rest), dtype) for _ in range(size)]
+    joined.append(tf.concat(group, axis=-1) if size > 1 else group[0])
+  return joined
 
 
 def _part(*joined, widths, dtype):
-  found = []
+  parts: list = []
   for tensor, group in zip(joined, widths, strict=True):
     tensor = tf.cast(tensor, dtype)
-    found += tf.split(tensor, group, axis=-1) if len(group) > 1 else [tensor]
-  return found
+    parts += tf.split(tensor, group, axis=-1) if len(group) > 1 else [tensor]
+  return parts
 
 
 def attention_probs(scores, bias, seed, scale, keep_prob, dtype, heads=None):

@@ -80,7 +80,7 @@ def activated(tensor, bias, activation, dtype):
     tensor = kernels.add_bias(tensor, bias)
   if function is None:
     return tensor
-  return mixed_precision.island(function, dtype)(tensor)
+  return tf.cast(function(tf.cast(tensor, dtype)), tensor.dtype)
 
 
 def get_activation(activation_string):
@@ -191,8 +191,8 @@ class Norm(NamedTuple):
   centred: bool = True  # else by the root mean square
 
   @classmethod
-  def of(cls, config):
-    """That of a `BertConfig`."""
+  def of(cls, config: BertConfig) -> "Norm":
+    """The norm that a config describes."""
     return cls(config.norm_eps, config.norm_bias, config.norm == "layer")
 
 

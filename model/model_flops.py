@@ -4,9 +4,10 @@ A dense layer y = x w takes 2 FLOPs for each of rows x width x units forward,
 and twice that backward (dy w^T and x^T dy): 6 in all, as in Kaplan et al. 2020
 (https://arxiv.org/abs/2001.08361, section 2.1). Attention counts all S x S
 scores of a head, masked ones too, or those of blocks. The masked LM head has a
-dense layer at all P places of a record, and logits at those to predict: not at
-the few others that the step computes to have few shapes. Embeddings, what lies
-between matmuls, the optimizer and what --recompute computes again do not count.
+dense layer at all P positions of a record, and logits at those to predict: not
+at the few others that the step computes to have few shapes. Embeddings, what
+lies between matmuls, the optimizer and what --recompute computes again do not
+count.
 """
 
 import collections
@@ -15,6 +16,8 @@ from typing import NamedTuple
 import mixed_precision
 from common.tensorflow_v1 import tf
 from config import execution
+from config.bert_config import BertConfig
+from config.pretraining import PretrainingConfig
 from model import attention
 from model.tasks import BY_KIND
 from model.weights import dense_layers
@@ -51,30 +54,34 @@ def dense(count: int, rows: int, width: int, units: int, dtype) -> list:
   ]
 
 
-def encoder(bert, policy, rows: int, tokens: int, read: int = 0) -> list:
+def encoder(
+  bert: BertConfig, policy, rows: int, tokens: int, read: int = 0
+) -> list:
   """BERT's layers, forward and backward; `tokens` is S, with padding.
 
-  The last layer is computed at `read` places of each row; 0: at all of them.
+  The last layer is computed at `read` positions of each row; 0: at all of them.
   """
   times: collections.Counter[Matmul] = collections.Counter()
   last = bert.num_hidden_layers - 1
   for number in range(bert.num_hidden_layers):
-    asked = read if read and number == last else tokens
-    for matmul in _layer(bert, policy, number, rows, tokens, asked):
+    queries = read if read and number == last else tokens
+    for matmul in _layer(bert, policy, number, rows, tokens, queries):
       times[matmul._replace(times=1)] += matmul.times
   return [matmul._replace(times=n) for matmul, n in times.items()]
 
 
-def _layer(bert, policy, number: int, rows: int, tokens: int, asked: int):
-  """Layer `number`, of which `asked` of the tokens of each row are read."""
+def _layer(
+  bert: BertConfig, policy, number: int, rows: int, tokens: int, queries: int
+) -> list:
+  """Layer `number`, of which each row computes `queries` of its tokens."""
   matmuls = []
   for layer in dense_layers(bert):
-    places = rows * (tokens if layer.of_all_tokens else asked)
+    of_row = tokens if layer.of_all_tokens else queries
     dtype = getattr(policy, layer.part)
-    matmuls += dense(1, places, layer.inputs, layer.units, dtype)
+    matmuls += dense(1, rows * of_row, layer.inputs, layer.units, dtype)
   size, dtype = bert.head_size, policy.attention
   # For each head of a row: matrices of scores, their rows and columns.
-  count, queries, keys = 1, asked, tokens
+  count, keys = 1, tokens
   block = attention.block_of(bert, tokens) if bert.is_local(number) else None
   if block:
     count, queries, keys = -(-tokens // block), block, 3 * block
@@ -90,13 +97,15 @@ def _layer(bert, policy, number: int, rows: int, tokens: int, asked: int):
   ]
 
 
-def features(bert, policy, rows: int) -> list:
+def features(bert: BertConfig, policy, rows: int) -> list:
   """`modeling.head_features` of `rows` tokens or examples."""
   layers = 1 if bert.shares_transform else 0
   return dense(layers, rows, bert.hidden_size, bert.hidden_size, policy.heads)
 
 
-def pooled(bert, policy, rows: int, tokens: int, slots: int, classes: int):
+def pooled(
+  bert: BertConfig, policy, rows: int, tokens: int, slots: int, classes: int
+):
   """The pooler and a classification of rows of `slots` examples."""
   hidden, layers = bert.hidden_size, 1 if bert.has_pooler else 0
   means, examples = 1 if bert.pools_all_tokens else 0, rows * slots
@@ -110,7 +119,7 @@ def pooled(bert, policy, rows: int, tokens: int, slots: int, classes: int):
 
 
 def finetuning(
-  bert, policy, kind: str, classes: int, rows: int, source
+  bert: BertConfig, policy, kind: str, classes: int, rows: int, source
 ) -> list:
   """A task on `rows` rows of a `packed.PackedSource`."""
   tokens, slots = source.tokens, source.slots
@@ -119,20 +128,25 @@ def finetuning(
     read = 0 if bert.pools_all_tokens else slots
     of_head = pooled(bert, policy, rows, tokens, slots, classes)
   else:
-    read, places = 0, rows * tokens
+    read, count = 0, rows * tokens
     dtype = policy.losses if head.full_precision else policy.heads
-    of_head = features(bert, policy, places)
-    of_head += dense(1, places, bert.hidden_size, classes, dtype)
+    of_head = features(bert, policy, count)
+    of_head += dense(1, count, bert.hidden_size, classes, dtype)
   return [*encoder(bert, policy, rows, tokens, read), *of_head]
 
 
 def pretraining(
-  bert, policy, rows: int, shape, sampled_softmax: int = 0, predicted=None
+  bert: BertConfig,
+  policy,
+  rows: int,
+  shape,
+  sampled_softmax: int = 0,
+  predicted=None,
 ) -> list:
   """`modeling.pretraining_model` on `rows` records of `shape`, a `RecordShape`.
 
   With a softmax over all words, or over `sampled_softmax` of them, at
-  `predicted` places of all rows together; None: at all P of each.
+  `predicted` positions of all rows together; None: at all P of each.
   """
   masked = rows * shape.max_predictions_per_seq
   predicted = masked if predicted is None else predicted
@@ -141,16 +155,18 @@ def pretraining(
   read, hidden = shape.max_predictions_per_seq + firsts, bert.hidden_size
   if shape.next_sentence and bert.pools_all_tokens:
     read = 0
-  found = encoder(bert, policy, rows, shape.max_seq_length, read)
+  matmuls = encoder(bert, policy, rows, shape.max_seq_length, read)
   if bert.mlm_head:
-    found += dense(1, masked, hidden, hidden, policy.heads)
-  found += dense(1, predicted, hidden, classes, policy.heads)
+    matmuls += dense(1, masked, hidden, hidden, policy.heads)
+  matmuls += dense(1, predicted, hidden, classes, policy.heads)
   if shape.next_sentence:
-    found += pooled(bert, policy, rows, shape.max_seq_length, firsts, 2)
-  return found
+    matmuls += pooled(bert, policy, rows, shape.max_seq_length, firsts, 2)
+  return matmuls
 
 
-def of_run(config, rows: int, shape, masked: int | None = None) -> list:
+def of_run(
+  config: PretrainingConfig, rows: int, shape, masked: int | None = None
+) -> list:
   """`pretraining` of a `PretrainingConfig` on `rows` records of `shape`.
 
   With `masked` tokens to predict; None: as many as there is room for.

@@ -37,7 +37,8 @@ class Slices:
 
   def __init__(self, comm=None):  # the group's `distributed.Comm`
     self._comm = comm
-    self.rank, self.size = (comm.rank, comm.size) if comm else (0, 1)
+    self.rank: int = comm.rank if comm else 0
+    self.size: int = comm.size if comm else 1
 
   def bounds(self, size: int) -> tuple[int, int]:
     """Begin and end of this rank's part of `size`."""
@@ -64,8 +65,9 @@ class Slices:
 
   def whole(self, part: tf.Tensor, cut: SlicedVariable, name: str) -> tf.Tensor:
     """The whole tensor from each slice's `part`; `name` is Horovod's."""
-    turn = tf.transpose if cut.axis else tf.identity
-    whole = turn(self._comm.allgather(turn(part), name))
+    # Ranks are gathered along the first axis.
+    to_rows = tf.transpose if cut.axis else tf.identity
+    whole = to_rows(self._comm.allgather(to_rows(part), name))
     whole.set_shape(cut.shape)
     return whole
 

@@ -48,8 +48,8 @@ def dense_layers(config: BertConfig) -> list[DenseLayer]:
   """The dense layers of one encoder layer, in order."""
   width, inner = config.hidden_size, config.intermediate_size
   keys = config.key_value_heads * config.head_size
-  attention = dict(part="attention", has_bias=config.attention_bias)
-  feed_forward = dict(part="feed_forward", has_bias=config.mlp_bias)
+  attention: dict = dict(part="attention", has_bias=config.attention_bias)
+  feed_forward: dict = dict(part="feed_forward", has_bias=config.mlp_bias)
   layers = [
     DenseLayer(QUERY, width, width, "units", **attention),
     DenseLayer(KEY, width, keys, "units", **attention, of_all_tokens=True),
@@ -130,7 +130,7 @@ def weights(config: BertConfig) -> list[Weight]:
 def heads_of(
   config: BertConfig, variables: Collection[str]
 ) -> list[tasks.Head]:
-  """Those in a model of these variables, in the order of `tasks.HEADS`."""
+  """The heads that these variables have, in the order of `tasks.HEADS`."""
   last = {weight.part: weight.name for weight in weights(config)}
   # A masked LM head without weights of its own is where it can be computed.
   last.setdefault(MASKED_LM, last.get(TRANSFORM, last[ENCODER]))

@@ -1,12 +1,44 @@
 """How often tokens of records stand one or two positions apart."""
 
+import math
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 from scipy import sparse
 
+from common import console
+from records import unigrams
+from records.record_shape import RecordShape
+from records.tfrecord import RecordSet
+
 OFFSETS = (-2, -1, 1, 2)  # where a context word stands
 MAX_CONTEXT_WORDS = 4096
+
+
+class TokenStatistics(NamedTuple):
+  """What `model.initial_weights` learns from records."""
+
+  log_frequencies: np.ndarray  # [V], in nats
+  neighbours: sparse.csr_array  # [V, ...], of `count`
+
+
+def token_statistics(
+  record_set: RecordSet, shape: RecordShape, vocab_size: int, special_ids: list
+) -> TokenStatistics:
+  """Statistics of a sample of records: about half a minute."""
+  # At most ten million tokens or 200,000 records.
+  most = max(1, min(200_000, 10_000_000 // shape.max_seq_length))
+  in_a_row = min(100, math.ceil(most / 10))
+  chosen = unigrams.numbers(record_set, most, in_a_row=in_a_row)
+  with console.Progress("reading words", len(chosen), "records") as bar:
+    features = dict.fromkeys(record_set.paths, shape.features())
+    texts = unigrams.texts(record_set, chosen, features, bar.at)
+    sequences = [ids.astype("int32") for ids in texts]
+  console.tell("counting neighbours ...")
+  counts = unigrams.count([np.concatenate(sequences)], vocab_size, special_ids)
+  neighbours = count(sequences, counts)
+  return TokenStatistics(unigrams.log_frequencies(counts), neighbours)
 
 
 def count(

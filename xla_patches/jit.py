@@ -21,7 +21,9 @@ from common.tensorflow_v1 import tf
 from config.execution import KERNELS, VARIED
 
 # The mode, the graph's programs, and whether shapes may vary between updates.
-_current = contextvars.ContextVar("xla", default=("off", {}, True))
+_current: contextvars.ContextVar = contextvars.ContextVar(
+  "xla", default=("off", {}, True)
+)
 
 
 def session_config(config: tf.ConfigProto, name: str) -> tf.ConfigProto:

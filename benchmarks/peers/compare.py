@@ -48,7 +48,7 @@ def write_models(bert: BertConfig, most: int, folder: str) -> dict[str, str]:
   `masked` is our model with local attention that reaches `most` tokens: all.
   """
   heads = [tasks.MASKED_LM, *[tasks.NEXT_SENTENCE] * bert.has_pooler]
-  theirs = huggingface_config.to_their_config(bert, heads, folder)
+  theirs = huggingface_config.to_huggingface_config(bert, heads, folder)
   models = {"ours": ("bert_config.json", bert.to_dict())}
   models["transformers"] = (huggingface_config.CONFIG_FILE, theirs)
   if bert.global_attn_every_n_layers > 1:

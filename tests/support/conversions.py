@@ -34,7 +34,7 @@ def random_values(parts=PRETRAINING, seed=0, labels=3, keys=TINY):
 def their_tensors(values=None):
   """The tiny model's weights by Hugging Face's names."""
   config = BertConfig.from_dict(TINY)
-  return huggingface_weights.to_theirs(
+  return huggingface_weights.to_huggingface(
     values or random_values(), config, "here"
   )
 

@@ -144,14 +144,16 @@ ACTIVATIONS |= {name: name for name in ("relu", "tanh", "linear")}
 @pytest.mark.parametrize("ours, theirs", ACTIVATIONS.items())
 def test_activations(ours, theirs):
   config = BertConfig.from_dict({**TINY, "hidden_act": ours})
-  content = huggingface_config.to_their_config(config, (), "here")
+  content = huggingface_config.to_huggingface_config(config, (), "here")
   assert content["hidden_act"] == theirs
-  back = huggingface_config.from_their_config(content, "there")
+  back = huggingface_config.from_huggingface_config(content, "there")
   assert back.config.to_dict() == config.to_dict() and not back.left_out
 
 
 def test_a_config_without_keys_has_hugging_faces_defaults():
-  config = huggingface_config.from_their_config({}, "there").config.to_dict()
+  config = huggingface_config.from_huggingface_config(
+    {}, "there"
+  ).config.to_dict()
   assert config["hidden_act"] == "gelu_erf"
   assert (config["vocab_size"], config["type_vocab_size"]) == (30522, 2)
   assert (config["hidden_size"], config["num_hidden_layers"]) == (768, 12)

@@ -45,13 +45,13 @@ OTHERS = dict(
 
 def written(keys, heads=(), **ids):
   config = BertConfig.from_dict(keys)
-  return config, huggingface_config.to_their_config(
+  return config, huggingface_config.to_huggingface_config(
     config, heads, "here", (), ids
   )
 
 
 def reread(content):
-  return huggingface_config.from_their_config(content, "there")
+  return huggingface_config.from_huggingface_config(content, "there")
 
 
 @pytest.mark.parametrize("name", MODELS)

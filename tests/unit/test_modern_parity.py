@@ -209,7 +209,9 @@ def compare(folder, output_file, batch, examples):
     if name.startswith("gradient:")
   }
   if gradients:
-    gradients, _ = huggingface_weights.from_theirs(gradients, known, folder)
+    gradients, _ = huggingface_weights.from_huggingface(
+      gradients, known, folder
+    )
     arrays |= gradients
   sizes = [np.abs(value).max() for value in gradients.values()]
   assert arrays and {*arrays} <= {*ours}
@@ -297,9 +299,11 @@ def write_ours(folder, keys, parts, seed):
   found, labels = weights.heads_of(config, values), []
   if {*found} & {*tasks.LABELLED}:
     labels = ["a", "b", "c"]
-  content = huggingface_config.to_their_config(config, found, "here", labels)
+  content = huggingface_config.to_huggingface_config(
+    config, found, "here", labels
+  )
   folder.mkdir()
   json_files.write(str(folder / "config.json"), content)
-  tensors = huggingface_weights.to_theirs(values, config, "here")
+  tensors = huggingface_weights.to_huggingface(values, config, "here")
   huggingface_weights.write_tensors(str(folder), tensors)
   return str(folder), content["architectures"][0], values
