@@ -320,8 +320,7 @@ _BY_CONTENT = {
   input_files.ARROW: _table_format(_arrow_table),
 }
 _BY_NAME = {
-  ".jsonl": _Format(_split_bytes, _read_json),
-  ".ndjson": _Format(_split_bytes, _read_json),
+  **dict.fromkeys(text_files.JSON_LINES, _Format(_split_bytes, _read_json)),
   # Quoted cells may hold line breaks.
   ".csv": _Format(_one_piece, functools.partial(_read_csv, delimiter=",")),
   ".tsv": _Format(_one_piece, functools.partial(_read_csv, delimiter="\t")),

@@ -247,14 +247,6 @@ def _language_model():
   return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
 
 
-def _policies(lower: str) -> int:
-  return sum(map(lower.count, _POLICY))
-
-
-def _longest_word(words: Sequence[str]) -> int:
-  return max(map(len, words), default=0)
-
-
 class _Measure(NamedTuple):
   """A number of a document, or of a line."""
 
@@ -321,8 +313,12 @@ _LINES = {
     lambda line: line.endswith(_TERMINAL) and not line.endswith(_ELLIPSIS)
   ),
   "line_words": _Measure(lambda line: len(line.split())),
-  "line_longest_word": _line("words", str.split, _longest_word),
-  "line_policy": _line("lower", str.lower, _policies),
+  "line_longest_word": _line(
+    "words", str.split, lambda words: max(map(len, words), default=0)
+  ),
+  "line_policy": _line(
+    "lower", str.lower, lambda text: sum(map(text.count, _POLICY))
+  ),
 }
 
 

@@ -34,6 +34,8 @@ _BUFFER_BYTES = 1 << 20
 MAX_LINE_BYTES = 1 << 20  # longer lines are cut
 MAX_RECORD_BYTES = 64 << 20  # longer JSON records are an error
 _BATCH_LINES, _BATCH_BYTES = 4096, 1 << 18
+# Endings of names of JSON lines, compressed or not.
+JSON_LINES = (".jsonl", ".ndjson")
 _PART_CHARS = 2048  # of another encoding, read at once
 
 # JSON can spell halves of surrogate pairs and NUL, which are no text.
@@ -87,11 +89,6 @@ class Batch(NamedTuple):
   sentences: list[str]  # stripped; "" ends a document
   bytes: int  # their text, as UTF-8
   bytes_on_disk: int  # about; fewer in a compressed file
-
-
-def is_jsonl(path: str) -> bool:
-  """Whether a file is JSON lines, compressed or not, by its name."""
-  return is_named(path, ".jsonl", ".ndjson")
 
 
 def is_named(path: str, *endings: str) -> bool:
@@ -268,7 +265,9 @@ def _raw_lines(f: BinaryIO, piece: Piece) -> Iterator[tuple[int, bytes]]:
       position += len(part)
       if not part:
         break
-  limit = MAX_RECORD_BYTES if is_jsonl(piece.path) else MAX_LINE_BYTES
+  limit = (
+    MAX_RECORD_BYTES if is_named(piece.path, *JSON_LINES) else MAX_LINE_BYTES
+  )
   # A line belongs to the piece in which it starts, in all of its parts.
   rest, at_start = b"", True
   while not at_start or position < piece.end:
@@ -277,7 +276,7 @@ def _raw_lines(f: BinaryIO, piece: Piece) -> Iterator[tuple[int, bytes]]:
       return
     rest, at_start = b"", line.endswith(b"\n")
     if len(line) >= limit and not at_start:
-      if is_jsonl(piece.path):
+      if is_named(piece.path, *JSON_LINES):
         raise errors.DataError(
           f"{piece.path}: the record at byte {position} is longer than "
           f"{limit >> 20} MB: is there one a line?"
@@ -320,7 +319,7 @@ def _sentences(
   piece: Piece, batch: list[tuple[int, bytes]], text: TextFormat
 ) -> Iterator[list[str]]:
   """Lists of the sentences of some lines, with "" between documents."""
-  if not is_jsonl(piece.path):
+  if not is_named(piece.path, *JSON_LINES):
     lines = [_decoded(raw, at, piece, text).strip() for at, raw in batch]
     yield list(prose.sentences(lines, text.prose))
     return

@@ -319,7 +319,7 @@ def find_manifests(files: Sequence[str]) -> dict[str, tuple[str, Manifest]]:
 
 
 def _may_list(manifest_path: str, names: Iterable[str]) -> bool:
-  """Whether a manifest is ours, perhaps damaged, or has our records' name."""
+  """Whether a manifest is of our format, or damaged, or named as records."""
   stem = os.path.basename(manifest_path).removesuffix(MANIFEST_SUFFIX)
   for name in names:
     if name.startswith((f"{stem}.", f"{stem}-")):
@@ -336,13 +336,13 @@ def digest(
   record_paths: Sequence[str], manifests: dict[str, tuple[str, Manifest]]
 ) -> str | None:
   """Digest of the SHA-256 that manifests list; None if one has no manifest."""
-  made = hashlib.sha256()
+  total = hashlib.sha256()
   for path in record_paths:
     if path not in manifests:
       return None
     shard = manifests[path][1].shards[os.path.basename(path)]
-    made.update(shard.sha256.encode())
-  return made.hexdigest()[:16]
+    total.update(shard.sha256.encode())
+  return total.hexdigest()[:16]
 
 
 def data_set_of(path: str) -> str:

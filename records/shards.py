@@ -150,6 +150,7 @@ def _block_examples(
   count = len(documents.document_offsets) - 1
   number = task.shard + task.num_shards * block
   num_blocks = task.num_shards * task.num_blocks
+  # All copies of the documents of this block, each cut in its own way.
   examples = []
   for copy in range(settings.dupe_factor):
     chosen = documents_of_block(count, number, num_blocks, copy, seed).tolist()
