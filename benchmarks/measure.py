@@ -202,7 +202,7 @@ def loss_curves(folder: str) -> None:
   """
   window, (steps, batch) = 10, measuring.size((200, 32), (20, 4))
   bert = fake_records.model("tiny")
-  files = FLAGS.input_file or fake_records.of_model(folder, bert, 64, 16, 3)
+  files = FLAGS.input_file or fake_records.of_model(folder, bert, 64, 128, 20)
   variants = {
     v: r for v, r in VARIANTS.items() if not FLAGS.tiny or "off" in v[1]
   }

@@ -175,7 +175,7 @@ def orange_rows(scratch: str, name: str) -> list[list[str]]:
 
 
 def dialogues(scratch: str) -> Iterator[list[str]]:
-  """What is said in each episode, without stage directions."""
+  """The dialogue of each episode, without stage directions."""
   rows = (r for r in orange_rows(scratch, "friends-transcripts") if len(r) > 5)
   for _, episode in itertools.groupby(rows, lambda row: row[2]):
     yield [re.sub(r"\([^)]*\)|\[[^]]*\]", "", row[5]) for row in episode]

@@ -131,7 +131,7 @@ class Step:
 
   @property
   def optimizer_mb(self) -> float:
-    """Of the moments that this rank has, MB of 2^20 bytes."""
+    """Size of the moments that this rank has, in MB of 2^20 bytes."""
     with self.session.graph.as_default():
       sizes = [
         v.shape.num_elements()

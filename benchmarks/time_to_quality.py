@@ -216,7 +216,7 @@ def matmul_rate() -> float:
 
 
 def digest_of(*values) -> str:
-  """Of settings and the text: what was made of others does not count."""
+  """Digest of settings and the text: results of others do not count."""
   found = hashlib.sha256(json.dumps(values).encode())
   for name in ("vocab.txt", "corpus/train.txt", "corpus/heldout.txt"):
     with open(text_file(name), "rb") as f:
@@ -242,7 +242,7 @@ def machine(arm: dict) -> dict:
 
 
 def digest_of_run(arm: dict) -> str:
-  """Of all that a result depends on but its budget, seed and our code."""
+  """Digest of all that decides a result but budget, seed and our code."""
   files = input_files.expand_patterns(FLAGS.pairs) if FLAGS.pairs else []
   pairs = list(map(file_sha256, files))
   given = [FLAGS.eval_lengths, FLAGS.sample]

@@ -179,7 +179,7 @@ TABLES = (
 
 
 class Phase(NamedTuple):
-  """Of DeepSpeed's pre-training of BERT-Large."""
+  """A phase of DeepSpeed's pre-training of BERT-Large."""
 
   seq_length: int
   predictions: int

@@ -98,7 +98,7 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-  """What is trained, where and how.
+  """A model, its batch and how it is trained.
 
   Attributes:
     bert: a BertConfig.
@@ -144,7 +144,7 @@ class Setting:
 
   @property
   def flops(self) -> float:
-    """Of a micro-batch."""
+    """FLOPs of a micro-batch."""
     shape = record_shape.RecordShape(
       self.seq_length, self.predictions, self.bert.vocab_size
     )
@@ -227,7 +227,7 @@ def reduce_scatter_seconds(machine: Machine, setting: Setting, size) -> float:
 
 
 def transfer(machine: Machine, setting: Setting, size) -> tuple:
-  """Of an all-reduce (with ZeRO a reduce-scatter) of `size` numbers.
+  """Seconds of an all-reduce (with ZeRO a reduce-scatter) of `size` numbers.
 
   Cores work while the wire does. If ranks share them they do not: in a ring all
   wait for the one that waits for a core.
@@ -289,7 +289,7 @@ def exchange(ready: Sequence, costs, fuse=None) -> float:
 def backward_seconds(
   machine: Machine, setting: Setting, seconds: float
 ) -> float:
-  """Of a backward pass of `seconds` and of summing its gradients over ranks."""
+  """Seconds of a backward pass that also sums its gradients over ranks."""
   if setting.ranks == 1:
     return seconds
   sizes, there = gradients(setting)
@@ -355,7 +355,7 @@ def step_seconds(machine: Machine, setting: Setting) -> float:
 
 
 def setting_of(line: dict) -> Setting:
-  """Of a line of slow_network.py, whose hosts have one rank each."""
+  """The setting of a line of slow_network.py: one rank a host."""
   words = " ".join(slow_network.CASES[line["case"]].flags)
   value = lambda flag, default: int(
     (re.findall(rf"--{flag}=(\d+)", words) or [default])[0]
@@ -586,7 +586,7 @@ class Fit:
     return machine.start + transfer(machine, setting, size)[0]
 
   def results(self, lines: Sequence[dict]) -> list[dict]:
-    """What is predicted of each line, and how far off that is."""
+    """Predictions for each line, and their errors."""
     found = []
     for line in lines:
       measured = line.get("seconds_median")

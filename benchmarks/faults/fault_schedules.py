@@ -84,7 +84,7 @@ MOMENTS = {"start": 7.0, "update": 0.15, "saving": 0.02}
 
 
 class Setting(NamedTuple):
-  """What is trained how; runs of one setting are equal."""
+  """A way to train; runs of one setting are equal."""
 
   ranks: int
   accumulation: int
@@ -303,7 +303,7 @@ def wait_for_moment(fault: Fault, start: Start) -> None:
 
 
 def strike(fault: Fault, start: Start) -> None:
-  """Does it.
+  """Strikes a start with a fault.
 
   Raises:
     Missed: the target has ended.
@@ -327,9 +327,9 @@ def _fill_disk(fault: Fault, start: Start, rank0: psutil.Process) -> None:
 
   Without its checkpoint a run says so and continues; without a report it ends.
   """
-  told = lambda: any("could not be written" in m for m in start.messages)
+  has_message = lambda: any("not be written" in m for m in start.messages)
   last = min(start.update() + 10, UPDATES)
-  consequence = lambda: told() or start.update() >= last
+  consequence = lambda: has_message() or start.update() >= last
   size = 100_000  # of a checkpoint that has more than three times that
   if fault.kind == "full_report":
     consequence = lambda: False
@@ -338,7 +338,7 @@ def _fill_disk(fault: Fault, start: Start, rank0: psutil.Process) -> None:
   rank0.rlimit(resource.RLIMIT_FSIZE, (size, unlimited))
   try:
     start.until(consequence)
-    if not told():
+    if not has_message():
       raise TimeoutError("the disk was full and nobody said so")
   except Missed:
     pass  # it ended: that is a consequence, too
@@ -355,15 +355,15 @@ def damage(fault: Fault, output_dir: str) -> None:
   prefix = os.path.join(output_dir, checkpoint_files.PREFIX)
   files = sorted(glob.glob(f"{prefix}-{steps[0]}.*"))
   path = files[int(fault.chance * len(files))]
-  place = int(fault.chance * len(files) % 1 * os.path.getsize(path))
+  offset = int(fault.chance * len(files) % 1 * os.path.getsize(path))
   if fault.kind == "delete":
     os.unlink(path)
   elif fault.kind == "cut":
-    os.truncate(path, place)
+    os.truncate(path, offset)
   else:
     with open(path, "r+b") as f:
       content = bytearray(f.read())
-      content[place] ^= 0x10
+      content[offset] ^= 0x10
       f.seek(0)
       f.write(content)
 
@@ -510,8 +510,8 @@ class _Schedule:
     reported = [report["global_step"] for report in reports[-1:]]
     saved = newest_checkpoints(self.output_dir)[:1]
     if saved != reported:
-      told = f"update {reported} was reported, {saved} saved"
-      self.problems.append(f"{fault}: {told}")
+      difference = f"update {reported} was reported, {saved} saved"
+      self.problems.append(f"{fault}: {difference}")
 
 
 def summary(results: list[dict], seed: int) -> dict:

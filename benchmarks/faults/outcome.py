@@ -15,7 +15,7 @@ _MEASURED = ("_seconds", "_per_second", "_memory_mb", "mfu")
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-  """What is compared.
+  """The parts of a run that are compared.
 
   Attributes:
     arrays: of the last checkpoint, by name.
@@ -42,7 +42,7 @@ class Outcome:
 
 
 def read(folder: str, setting, starts: int, last_update: int) -> Outcome:
-  """Of a folder whose run is complete after so many starts."""
+  """Reads a folder whose run is complete after `starts` starts."""
   prefix = f"{folder}/run/{checkpoint_files.PREFIX}-{last_update}"
   reader = tf.train.load_checkpoint(prefix)
   names = reader.get_variable_to_shape_map()

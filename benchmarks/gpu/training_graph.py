@@ -29,8 +29,8 @@ def build(config, comm) -> list:
   """What an update fetches, with one micro-batch, in a new graph.
 
   Its input comes from the host, and collectives are those of NCCL. Shapes are
-  fixed: all places have logits, which saves the four launches and the copy to
-  the device that choose them.
+  fixed: all positions have logits, which saves the four launches and the copy
+  to the device that choose them.
   """
   shape = record_shapes.of_patterns(config.input_file, config)
   plan = plans.of_run(config, None, comm.data_parallel.size)

@@ -138,7 +138,7 @@ print(sent * 8 / (time.perf_counter() - began) / 1e9)
 
 
 def _call(*command: str) -> None:
-  """Runs a command of the system; raises `UserError` with what it said."""
+  """Runs a command of the system; raises `UserError` with its message."""
   process = subprocess.run(
     command,
     env={**os.environ, "PATH": _PATH},
@@ -183,8 +183,8 @@ class _Node:
     )
     self.pid = self._first.stdout.readline().strip()
     if not self.pid:
-      _, told = self._first.communicate()
-      raise errors.UserError(f"{name} cannot be made here: {told.strip()}")
+      _, message = self._first.communicate()
+      raise errors.UserError(f"{name} cannot be made here: {message.strip()}")
 
   def enter(self, *namespaces: str) -> list[str]:
     """The beginning of a command there, or in some of its namespaces."""

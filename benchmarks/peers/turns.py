@@ -16,7 +16,7 @@ ROOT = str(pathlib.Path(__file__).parents[2])
 
 
 def serve(answer: Callable[[], dict], **about) -> None:
-  """Tells what this program is, then answers each line on stdin."""
+  """Prints what this program is, then answers each line on stdin."""
   print(json.dumps(about), flush=True)
   for _ in sys.stdin:
     print(json.dumps(answer()), flush=True)
@@ -26,8 +26,8 @@ class Worker:
   """A program that serves.
 
   Attributes:
-    about: what it told when it was ready, for which it waits; {} if it ended.
-    last_words: what it told at its end.
+    about: its first line, for which this waits; {} if it ended.
+    last_words: the line that it printed at its end.
   """
 
   def __init__(self, command: list[str], messages=sys.stderr):
