@@ -49,7 +49,7 @@ _EQUAL, _SIMILAR = "duplicate", "near-duplicate"
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-  """What becomes of the documents."""
+  """Rules by which documents are changed, removed and held out."""
 
   form: documents.DocumentFormat
   filters: filters.Filters

@@ -471,7 +471,7 @@ class Filters:
 
 @dataclasses.dataclass
 class Removed:
-  """What a filter removed."""
+  """Counts and examples of the text that a filter removed."""
 
   documents: int = 0
   lines: int = 0
@@ -486,7 +486,7 @@ class Removed:
 
 
 class Counts(dict[str, Removed]):
-  """What each filter removed, by its label."""
+  """The removed text by the label of its filter."""
 
   def add(
     self, label: str, text: str, documents: int = 0, lines: int = 0

@@ -52,7 +52,10 @@ def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _joint(line: str, size: int, following: str) -> str | None:
-  """What joins two lines, or None; `size` is that of the paragraph so far."""
+  """The text between two lines of a sentence, or None if they are apart.
+
+  `size`: characters of the paragraph so far.
+  """
   is_chinese = has_chinese
   between = "" if is_chinese(following[0]) else " "
   if line.endswith(_UNFINISHED):

@@ -1,4 +1,4 @@
-"""What became of the documents of a corpus: lines, and a page of tables."""
+"""The report on a corpus: lines for the screen, and a page of tables."""
 
 import html
 import re

@@ -158,7 +158,7 @@ _FORM = {
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-  """What one data set holds and how it was made."""
+  """The contents of a data set, and the settings that made it."""
 
   max_seq_length: int
   max_predictions_per_seq: int

@@ -25,7 +25,7 @@ SHARES = ("mask_replace_prob", "random_replace_prob")
 
 
 class MaskSettings(NamedTuple):
-  """What masks depend on besides tokens and keys."""
+  """The settings of masks; tokens and keys decide the rest."""
 
   masked_lm_prob: float | np.ndarray  # share to choose, of all or each [B]
   max_predictions_per_seq: int  # of a record

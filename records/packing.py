@@ -14,7 +14,7 @@ import numpy as np
 
 
 class Limits(NamedTuple):
-  """What a record has room for."""
+  """The room of a record."""
 
   max_seq_length: int  # tokens, special ones included
   max_predictions_per_seq: int  # masked tokens

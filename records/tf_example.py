@@ -51,7 +51,7 @@ def _varint_rows(values: np.ndarray) -> list[bytes]:
 
 
 def _field_head(number: int, length: int) -> bytes:
-  """What precedes the payload of a length-delimited protocol buffer field."""
+  """Tag and length of a length-delimited protocol buffer field."""
   head = [number << 3 | _LENGTH]
   while length > 0x7F:
     head.append(length & 0x7F | 0x80)
@@ -62,7 +62,7 @@ def _field_head(number: int, length: int) -> bytes:
 
 @functools.lru_cache(maxsize=4096)
 def _entry_head(name: str, list_field: int, length: int) -> bytes:
-  """What precedes a feature's values: map entry, Feature, list, `value`."""
+  """Tags and lengths before a feature's values, from the map's entry on."""
   head = _field_head(1, length)
   for number in (list_field, 2):
     head = _field_head(number, len(head) + length) + head
@@ -148,7 +148,7 @@ def decode_example(record: bytes) -> dict[str, np.ndarray]:
 
 
 class Feature(NamedTuple):
-  """What the values of a feature must be."""
+  """The size and bound that the values of a feature must have."""
 
   size: int
   # The first integer that is too large; None: floats, weights of 0 or 1.

@@ -141,7 +141,7 @@ _PARTS = 8  # a document longer than a block is cut into parts of a block
 
 @dataclasses.dataclass
 class CorpusCounts:
-  """What a corpus holds."""
+  """Counts of a tokenized corpus."""
 
   documents: int = 0
   cut_documents: int = 0  # documents longer than a block
@@ -258,7 +258,7 @@ class StoreWriter:
 
 
 def read_counts(folder: str) -> CorpusCounts:
-  """What a complete store holds; DataError if it is damaged."""
+  """The counts of a complete store; DataError if it is damaged."""
   values = json_files.read_own(os.path.join(folder, COUNTS), _REMEDY)
   token_bytes = token_dtype(values.pop("vocab_size")).itemsize
   counts = CorpusCounts(**values)

@@ -118,7 +118,7 @@ class SharedWork(NamedTuple):
   def await_publishing(self) -> None:
     """Waits until this worker is the one that moves the files."""
     take = lambda: self._take("publish")
-    what = "the files to be moved to their places"
+    what = "another worker to move the files"
     work_dir.wait_until(take, what, Phase(leases.do, (), self).keep_going)
 
   def publish(
