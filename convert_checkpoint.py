@@ -38,7 +38,7 @@ SAVED_MODEL = "saved_model"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings(model_source.Given):
+class ConversionSettings(model_source.Given):
   """What to convert; the names are the flags'."""
 
   # fmt: off
@@ -72,7 +72,7 @@ class Settings(model_source.Given):
     object.__setattr__(self, "input", tuple(filter(None, self.input)))
 
 
-def read_model(settings: Settings) -> Model:
+def read_model(settings: ConversionSettings) -> Model:
   """The model to convert, or the one with the mean of several's weights."""
   sources = [model_source.find(path, settings) for path in settings.input]
   # One checkpoint under two names would count twice.
@@ -85,6 +85,7 @@ def read_model(settings: Settings) -> Model:
         "each once"
       )
     named[path] = name
+  # Equal shapes are checked while reading, what else must agree is below.
   mean = checkpoint_weights.read([source.path for source in sources])
   first, *others = sources
   task = _task(first, mean.values)
@@ -106,6 +107,7 @@ def read_model(settings: Settings) -> Model:
 
 def _task(source: Source, values: dict) -> dict:
   """A model's task, also where only its weights say it."""
+  # A published checkpoint has no task.json: its heads say what it is for.
   task = source.known_task
   if task["task"] == tasks.PRETRAINING:
     task["task"] = weights.kind_of(source.bert, values)
@@ -121,7 +123,7 @@ def _task(source: Source, values: dict) -> dict:
   return task
 
 
-def export(settings: Settings) -> list[str]:
+def export(settings: ConversionSettings) -> list[str]:
   """Writes a checkpoint as a SavedModel; returns lines for people."""
   if len(settings.input) > 1:
     raise UserError(
@@ -154,7 +156,7 @@ def export(settings: Settings) -> list[str]:
 # The command ------------------------------------------------------------------
 
 
-def convert(settings: Settings) -> list[str]:
+def convert(settings: ConversionSettings) -> list[str]:
   """Converts; returns lines for people: what was converted, and the files."""
   if not settings.input:
     raise UserError("nothing to convert is named: give a run folder")
@@ -179,7 +181,9 @@ def convert(settings: Settings) -> list[str]:
   return report(model, settings, files)
 
 
-def report(model: Model, settings: Settings, files: list[str]) -> list[str]:
+def report(
+  model: Model, settings: ConversionSettings, files: list[str]
+) -> list[str]:
   """What was converted, for people."""
   source, values = model.source, model.values
   counts = huggingface_weights.count_parts(values, source.bert, source.path)
@@ -214,7 +218,7 @@ def report(model: Model, settings: Settings, files: list[str]) -> list[str]:
   return [*lines, "written:", *indented(files)]
 
 
-def main(settings: Settings, *inputs: str) -> None:
+def main(settings: ConversionSettings, *inputs: str) -> None:
   """Converts what is named as words, or else by --input."""
   if inputs and settings.input:
     raise UserError(
@@ -225,4 +229,4 @@ def main(settings: Settings, *inputs: str) -> None:
 
 
 if __name__ == "__main__":
-  run_with(Settings, main, arguments=-1)
+  run_with(ConversionSettings, main, arguments=-1)

@@ -36,7 +36,7 @@ _AT_ONCE = 64  # inputs that are read before their predictions are shown
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class PredictSettings:
   """What to predict, and how to show it; the names are the flags'."""
 
   # fmt: off
@@ -55,12 +55,12 @@ class Settings:
     "Show the text as a vector, whatever the model is for. mean: the mean of "
     "the last layer over all tokens. cls: the last layer at [CLS].",
     choices=predictions.POOLINGS)
-  given: model_source.Given = setting(
+  parts: model_source.Given = setting(
     model_source.NOTHING_GIVEN, group="Parts of the model")
   # fmt: on
 
 
-def check_inputs(settings: Settings, texts: Sequence[str]) -> None:
+def check_inputs(settings: PredictSettings, texts: Sequence[str]) -> None:
   """`UserError` for inputs that contradict each other, or half a question."""
   question = (settings.question, settings.context)
   has_question = question != (None, None)
@@ -76,7 +76,7 @@ def check_inputs(settings: Settings, texts: Sequence[str]) -> None:
 
 
 def read_inputs(
-  settings: Settings, texts: Sequence[str], parse: Callable[[str], Input]
+  settings: PredictSettings, texts: Sequence[str], parse: Callable[[str], Input]
 ) -> Iterator[Input]:
   """Inputs of checked flags, arguments or a file; `UserError` for none."""
   if settings.question is not None:
@@ -106,12 +106,12 @@ def _lines(path: str, name: str) -> Iterator[str]:
     yield from text_files.utf8_lines(file, name)
 
 
-def main(settings: Settings, name: str, *texts: str) -> None:
+def main(settings: PredictSettings, name: str, *texts: str) -> None:
   """Prints predictions of the model `name`."""
   texts = () if texts == ("-",) else texts  # standard input
   check_inputs(settings, texts)  # before the model takes its time
   signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # ends as `| head` does
-  source = model_source.find(name, settings.given)
+  source = model_source.find(name, settings.parts)
   from interop import inference  # it loads TensorFlow
 
   model = inference.open_model(source)
@@ -140,4 +140,4 @@ def main(settings: Settings, name: str, *texts: str) -> None:
 
 
 if __name__ == "__main__":
-  run_with(Settings, main, arguments=None)
+  run_with(PredictSettings, main, arguments=None)

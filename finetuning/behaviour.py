@@ -152,7 +152,9 @@ class TextBehaviour(Behaviour):
     title = answer["text"]
     if "pair" in answer:
       title += f" {PAIR} {answer['pair']}"
-    lines = [title, *(f"  {line}" for line in self.answer_lines(answer))]
+    lines = [title]
+    for line in self.answer_lines(answer):
+      lines.append(f"  {line}")
     if "tokens_cut" in answer:
       lines.append(f"  (too long: {answer['tokens_cut']} tokens were not read)")
     return lines
@@ -164,6 +166,7 @@ class TextBehaviour(Behaviour):
     ids, segments = encode_pair(
       context.tokenizer, context.max_seq_length, *parts
     )
+    # A model that never saw the second segment's embedding gets none of it.
     if not context.task.get("segment_ids", True):
       segments = np.zeros_like(segments)
     named: dict[str, Any] = dict(zip(("text", "pair"), texts, strict=False))

@@ -120,9 +120,9 @@ class ClassifierConfig(FinetuningConfig):
       )
 
   @classmethod
-  def defaults(cls, task, given):
-    saved = super().defaults(task, given)
-    if given.get("task_name"):  # it settles the columns and metrics
+  def defaults(cls, task, flags):
+    saved = super().defaults(task, flags)
+    if flags.get("task_name"):  # it settles the columns and metrics
       for name in (*_OWN_TABLE, "metrics"):
         saved.pop(name, None)
     return saved
@@ -197,8 +197,11 @@ class Classification(LabelledTask):
     path, most = self.config.path(part), self.config.max_seq_length
     tokenizer = self.config.tokenizer()
     rows = self._rows(path, all_rows=part == "predict")
+    columns = [self._table.text]
+    if self._table.pair:
+      columns.append(self._table.pair)
     texts = []
-    for name in filter(None, (self._table.text, self._table.pair)):
+    for name in columns:
       texts.append(tokenizer.encode_batch(tables.column(path, rows, name)))
     targets = self._targets(path, rows, part)
     examples, cut = [], 0
@@ -261,8 +264,9 @@ class Classification(LabelledTask):
     for number, row in enumerate(logits):
       fields = [f"{row[0]:.4f}"]
       if not self._is_regression:
-        shares = special.softmax(row.astype(float))
-        fields = [labels[np.argmax(row)], *(f"{p:.6f}" for p in shares)]
+        fields = [labels[np.argmax(row)]]
+        for share in special.softmax(row.astype(float)):
+          fields.append(f"{share:.6f}")
       lines.append("\t".join([str(number), *fields]))
     tables.write(path, lines)
     return [f"predictions {path}"]

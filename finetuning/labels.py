@@ -48,6 +48,7 @@ class LabelledTask(FinetuningTask):
   @functools.cached_property
   def _rows_by_key(self) -> tuple[Callable[[str], str], dict[str, int]]:
     _, of_task, rows = self._head
+    # Data may spell a label otherwise than the model: Yes and yes, 1 and 1.0.
     key = key_of(of_task)
     return key, dict(zip(map(key, of_task), rows, strict=True))
 

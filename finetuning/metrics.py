@@ -30,6 +30,7 @@ def _correlation(name: str, targets, predicted) -> float:
   """SciPy's; 0 where it is not defined."""
   from scipy import stats
 
+  # SciPy warns and gives NaN, which no best checkpoint can be chosen by.
   if len(targets) < 2 or np.ptp(targets) == 0 or np.ptp(predicted) == 0:
     return 0.0
   return float(getattr(stats, name)(targets, predicted).statistic)

@@ -161,6 +161,8 @@ class PackedSource:
         f"for {ranks} ranks: give --examples_per_record="
         f"{max(1, batch // ranks)} or a larger batch"
       )
+    # Epochs are of examples; rounding to rows must not change how many there
+    # are.
     steps = max(1, round(config.num_train_epochs * len(self.examples) / batch))
     micro = self.rows_of(config.train_batch_size)
     if not config.global_batch_size:

@@ -69,6 +69,7 @@ def read_sentences(
 
 
 def _of_objects(rows, settings, labelled: bool) -> Iterator[Sentence]:
+  # Labels are names, or numbers if names for them are given.
   names = settings.label_names
   form: dict[str, Any] = {settings.tokens_field: [str]}
   if labelled:

@@ -117,10 +117,14 @@ def encode_questions(
   windows: list[Window] = []
   answers = []
   for number, (question, ids) in enumerate(zip(questions, texts, strict=True)):
-    if question.context != context:  # questions of a paragraph are neighbours
+    # Questions about a paragraph are neighbours in a file, so it is encoded
+    # once for all of them.
+    if question.context != context:
       context = question.context
       tokens = tokenizer.encode_with_spans(context)
       shown = tokens.with_dropped(context)
+    # Marks that the tokenizer drops belong to no token; answers that are shown
+    # to people keep them.
     answers.append(answer_tokens(question, tokens))
     windows += make_windows(tokenizer, number, ids, shown, settings)
   return windows, answers
@@ -142,6 +146,7 @@ def answer_tokens(question: Question, context: TokenSpans) -> tuple | None:
 def _end_of(text: str, context: str, first: int) -> int | None:
   """Where a text ends that begins at `first`, whatever its white space is."""
   end = first
+  # Files differ from their paragraphs in line breaks and non-breaking spaces.
   for part in re.findall(r"\s+|\S+", text):
     rest = context[end:]
     if part.isspace():
@@ -157,6 +162,7 @@ def target_span(window: Window, answer: tuple | None) -> tuple[int, int]:
   """`answer` counted from [CLS]; (0, 0) if it is not all in the window."""
   if answer is None:
     return 0, 0
+  # google/bert's label of a window without the answer is [CLS], token 0.
   first, last = answer[0] - window.first, answer[1] - window.first
   if first < 0 or last >= len(window.spans.ids):
     return 0, 0
@@ -173,9 +179,6 @@ class Answer(NamedTuple):
   @property
   def score(self) -> float:
     return self.start_logit + self.end_logit
-
-
-_score = operator.attrgetter("score")
 
 
 class Answers(NamedTuple):
@@ -216,21 +219,17 @@ def choose_answers(
     context = questions[number].context
     candidates[number] += _of_window(context, window, scores, settings)
     nulls[number].append(Answer("", *map(float, scores[0])))
-  chosen = []
+  chosen, score = [], operator.attrgetter("score")
   for of_question, of_null in zip(candidates, nulls, strict=True):
-    best = _best_texts(of_question, settings.n_best_size)
-    chosen.append(Answers(best, min(of_null, key=_score)))
+    # Windows overlap, so a text may be there several times: its best one stays.
+    # The sort is stable: of equal scores the first one wins.
+    texts: dict[str, Answer] = {}
+    for answer in sorted(of_question, key=score, reverse=True):
+      if answer.text:
+        texts.setdefault(answer.text, answer)
+    best = list(texts.values())[: settings.n_best_size]
+    chosen.append(Answers(best, min(of_null, key=score)))
   return chosen
-
-
-def _best_texts(candidates: list[Answer], count: int) -> list[Answer]:
-  """The best answer of each text; the sort is stable: the first one wins."""
-  texts: dict[str, Answer] = {}
-  candidates.sort(key=_score, reverse=True)
-  for answer in candidates:
-    if answer.text:
-      texts.setdefault(answer.text, answer)
-  return list(texts.values())[:count]
 
 
 def _of_window(context: str, window, scores, settings) -> Iterator[Answer]:
@@ -240,6 +239,7 @@ def _of_window(context: str, window, scores, settings) -> Iterator[Answer]:
   count = len(window.spans.ids)
   part = scores[window.offset :]
   for start in starts:
+    # Elsewhere another window has more context for this token, and scores it.
     if not (0 <= start < count and window.is_best[start]):
       continue
     past = min(start + settings.max_answer_length, count)

@@ -186,6 +186,7 @@ class SquadSource(packed.PackedSource):
     )
     self._lost = _lost(path, self.questions, answers) if answered else []
     lost = set(self._lost)
+    # Training on them would teach that such questions have no answer.
     if self._skips:
       self._windows = [w for w in self._windows if w.question not in lost]
     examples = []
@@ -229,6 +230,7 @@ def _lost(path: str, questions: Sequence[Question], answers) -> list[int]:
   """Numbers of questions whose answers are not found; an error if all are."""
   answered = [n for n, question in enumerate(questions) if question.answers]
   lost = [n for n in answered if answers[n] is None]
+  # A few are normal in published files; if all are, offsets count otherwise.
   if lost and lost == answered:
     raise DataError(
       f"{path}: none of the {len(lost):,} answers is found in its paragraph; "
@@ -261,6 +263,7 @@ def read_squad(
           for answer in entry.get("answers", ()):
             if answer["text"].strip():
               answers.append((answer["text"], answer["answer_start"]))
+        # JSON may have numbers, but predictions.json names ids as text.
         name = str(entry["id"])
         if name in questions:
           raise DataError(f"{path}: two questions have the id {name}")
@@ -313,6 +316,7 @@ class QuestionBehaviour(Behaviour):
         )
       questions.append(Question(str(number), text, paragraph, ()))
     windows, _ = spans.encode_questions(context.tokenizer, questions, settings)
+    # Logits without the padding of their batch.
     logits, counts = [], [0] * len(questions)
     for window, scores in zip(windows, run(windows), strict=True):
       both = np.stack([scores["start_logits"], scores["end_logits"]], -1)

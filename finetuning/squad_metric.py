@@ -73,6 +73,7 @@ def evaluate_v2(
   If all answers to a question normalise to nothing, "" is right, but the
   question still counts as one with an answer.
   """
+  # As in evaluate-v2.0.py, answers that normalise to nothing are no answers.
   right = []
   for texts in answers.values():
     right.append([text for text in texts if normalize_answer(text)] or [""])
@@ -88,6 +89,8 @@ def evaluate_v2(
     for question, texts in zip(answers, right, strict=True):
       answered.append(_best(metric, texts, predictions[question]))
     scores[name] = np.where(odds > threshold, empty, answered)
+    # The threshold that would have been best is told beside the given one's
+    # scores.
     best, where = _best_threshold(np.array(answered), empty, odds)
     at_best[f"best_{name}"] = best / len(right)
     at_best[f"best_{name}_thresh"] = where
@@ -101,6 +104,7 @@ def evaluate_v2(
 def _best_threshold(answered, empty, odds) -> tuple[float, float]:
   """Best sum of scores and its threshold; lower or equal odds get an answer."""
   order = np.argsort(odds, kind="stable")
+  # Sum k: the k questions of the lowest odds are answered, the others not.
   gains = (answered - empty)[order]
   sums = np.cumsum([sum(empty), *gains])
   thresholds = np.array([min(0.0, odds.min() - 1.0), *odds[order]])

@@ -58,6 +58,7 @@ def read_table(
       raise DataError(f"{path}: {e}") from e
   while lines and lines[-1][1] == _EMPTY:
     lines.pop()
+  # Malformed rows are reported with their reason, empty lines are not.
   rows, odd = [], []
   for line, values in lines:
     if isinstance(values, dict):
@@ -79,7 +80,7 @@ def read_table(
 
 
 def _named(lines: Iterator, columns: Sequence[str] | None) -> Iterator[_Line]:
-  """From (line, fields)."""
+  """Rows by the columns' names, from (line, fields)."""
   names = columns or next(lines, (0, ()))[1]
   if len(set(names)) < len(names):
     raise ValueError(f"two columns have one name: {', '.join(names)}")
@@ -94,6 +95,7 @@ def _named(lines: Iterator, columns: Sequence[str] | None) -> Iterator[_Line]:
 
 def _tsv(file) -> Iterator[tuple[int, list]]:
   """(line, fields); an empty line has no fields."""
+  # The csv module would end a line at \r, and take quotes for marks.
   for number, line in enumerate(file, 1):
     text = line.replace("\0", "").removesuffix("\n").removesuffix("\r")
     yield number, text.split("\t") if text else []
@@ -110,7 +112,7 @@ def _csv(file) -> Iterator[tuple[int, list]]:
 
 
 def _objects(file) -> Iterator[_Line]:
-  """Each line names its own columns."""
+  """The objects of JSON lines, each of which names its own columns."""
   for number, line in enumerate(file, 1):
     if not line.strip():
       yield number, _EMPTY

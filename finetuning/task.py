@@ -99,7 +99,7 @@ class FinetuningConfig(kinds.VocabularyFiles, RunConfig):
         os.stat(self.path(part))
 
   @classmethod
-  def defaults(cls, task, given):
+  def defaults(cls, task: dict, flags: dict) -> dict:
     """The flags that task.json of a model of this kind says, by name."""
     if task.get("task") != cls.kind:
       return {}

@@ -35,6 +35,7 @@ def encode_words(
   """
   # A word's tokens are those that it has after a space inside of a text.
   tokens_of = functools.cache(lambda word: tokenizer.encode_rest(f" {word}"))
+  # `first_word` is the number of the sentence's first word in the whole set.
   windows, first_word = [], 0
   for number, words in enumerate(sentences):
     tokens = [tokens_of(word) for word in words]

@@ -98,6 +98,7 @@ class MaskedLmBehaviour(TextBehaviour):
     return encoded
 
   def answer(self, ids, outputs, context):
+    # Rows of the model beyond the vocabulary are no tokens.
     texts, masks = context.tokenizer.texts, []
     count = len(context.masks(ids))
     for log_probs in outputs["log_probs"][:count, : len(texts)]:

@@ -85,6 +85,7 @@ def open_export(folder: str) -> Model:
   """Opens a SavedModel; `UserError` if TensorFlow cannot load it."""
   names = ["saved_model.pb", *glob.glob("variables/*", root_dir=folder)]
   input_files.expect_plain(os.path.join(folder, name) for name in names)
+  # TensorFlow's loader raises many kinds of errors for a damaged folder.
   session = tf.Session(graph=tf.Graph())
   try:
     with session.graph.as_default():
@@ -111,6 +112,7 @@ def open_checkpoint(
       f"{source.path}: no BERT: it lacks {_WORDS} and has, for example, "
       f"{min(shapes)}"
     )
+  # A head that reads the pooled output is of no use without the pooler.
   has = [ENCODER]
   pools = _POOLER in shapes or not source.bert.has_pooler
   for head in weights.heads_of(source.bert, shapes):
@@ -142,6 +144,7 @@ def _build(
   inputs = {}
   for name in (*INPUTS, tasks.POSITIONS):
     inputs[name] = tf.placeholder(tf.int32, [None, None], name)
+  # Of a masked LM head alone the last layer is computed at the masks only.
   positions = inputs[tasks.POSITIONS]
   reads_pooled = any(b.head is None or b.head.reads_pooled for b in behaviours)
   with tf.variable_scope(tf.get_variable_scope(), use_resource=True):
@@ -205,6 +208,7 @@ _MOST_DIFFERENT = 1e-4  # more than another order of additions in a matmul does
 
 def _largest_difference(model: Model, folder: str, bert: BertConfig) -> float:
   """Over all outputs for two random sequences, one of them with padding."""
+  # Any tokens will do: what is compared are two copies of one graph.
   rng = np.random.default_rng(0)
   length = min(12, bert.max_position_embeddings)
   mask = np.ones([2, length], np.int32)

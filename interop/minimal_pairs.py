@@ -103,6 +103,7 @@ def results(
   `scores` are float64 [pairs, 2], of the good and the bad sentence; a tie is
   an error. `unigram` are a baseline's, or None.
   """
+  # All pairs of a paradigm show one phenomenon, so the first names its field.
   paradigms = {}
   fields, terms = collections.defaultdict(list), collections.defaultdict(list)
   for name, numbers in by_paradigm(pairs).items():

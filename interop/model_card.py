@@ -99,6 +99,7 @@ def write(
     lines += ["", "The licence is not stated: set `license` above."]
   reads = _READS.get(pipeline, '"..."')
   lines += ["", "## Use", "", _USE.format(pipeline, reads)]
+  # All below comes from the run's files, if the weights still lie beside them.
   about = description.read(os.path.dirname(inputs[0]))
   run = about.start_of(checkpoint_files.step_of(inputs[0]))
   for title, rows in (
@@ -143,6 +144,7 @@ def _training(inputs: Sequence[str], run: dict) -> Iterator[tuple]:
   minutes = flags.get("max_train_minutes")
   yield "minutes planned", minutes or None
   yield "updates planned", None if minutes else plan.get("updates")
+  # A mean is of several updates of one run, or of several runs.
   steps = [checkpoint_files.step_of(checkpoint) for checkpoint in inputs]
   if len(set(map(os.path.dirname, inputs))) > 1:
     updates = ", ".join(map(str, steps)).replace("None", "?")
@@ -181,6 +183,7 @@ def _results(
 ) -> Iterator[tuple]:
   """The evaluation of these very weights; a mean of several has none."""
   held_out = description.is_held_out(run, about.record_files)
+  # Evaluations of other updates say nothing of these weights.
   step = checkpoint_files.step_of(inputs[0]) if len(inputs) == 1 else None
   for results in metrics.evaluations(about.folder):
     if results.pop("global_step") == step:

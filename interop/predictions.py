@@ -37,7 +37,7 @@ class Predictor:
     embedding: str | None = None,
     max_seq_length: int | None = None,
   ):
-    """Of an `inference.Model`; the other arguments are as predict.py's flags.
+    """`model` is an `inference.Model`; the rest are predict.py's flags.
 
     Raises `UserError` for too long a length.
     """
@@ -47,7 +47,8 @@ class Predictor:
     self._context = Context(
       source.tokenizer(), source.task, length, top_k, embedding or POOLINGS[0]
     )
-    # What all inputs are for; None if that depends on them.
+    # A pre-trained model has several uses, and the input says which is meant. A
+    # fine-tuned one, and a request for vectors, have one for all inputs.
     self._only: Behaviour | None = None
     last = BEHAVIOURS[model.names()[-1]]
     if embedding:
@@ -62,6 +63,7 @@ class Predictor:
 
   def predict(self, inputs: Sequence[Input]) -> list[Prediction]:
     """Predictions in order; `UserError` for an input that does not fit."""
+    # Inputs of one head share its runs of the graph, then go to their places.
     groups = collections.defaultdict(list)
     for number, one in enumerate(inputs):
       self._note_other_masks(one)
@@ -76,7 +78,7 @@ class Predictor:
       answers = behaviour.answers(group, self._context, run)
       for number, answer in zip(numbers, answers, strict=True):
         predictions[number] = Prediction(answer, behaviour.lines(answer))
-    return [predictions[number] for number in range(len(inputs))]
+    return [prediction for _, prediction in sorted(predictions.items())]
 
   def _behaviour(self, one: Input) -> Behaviour:
     if self._only:

@@ -72,6 +72,7 @@ def batches(lengths: np.ndarray) -> list[np.ndarray]:
   They are of one length, so that there is no padding, and a function of all
   `lengths`, int [n], alone: a sentence's score does not depend on ranks.
   """
+  # From long to short, so that what does not fit in memory fails at once.
   order = np.argsort(-lengths, kind="stable")
   together = []
   for same in np.split(order, np.flatnonzero(np.diff(lengths[order])) + 1):
@@ -114,6 +115,7 @@ class Scorer:
         scores[numbers] = self._batch([sentences[n] for n in numbers])
         done += int(work[numbers].sum())
         bar.at(min(done * comm.size, total))
+    # Each rank has 0 for the sentences of others.
     scores = comm.gather(scores).sum(axis=0)
     if not np.isfinite(scores).all():
       raise UserError("the model's log-probabilities are not finite")

@@ -72,7 +72,7 @@ def write_shards(folder, shards):
 def convert(model, output, **settings):
   """Converts; returns the report as one text."""
   models = (model,) if isinstance(model, (str, os.PathLike)) else model
-  settings = convert_checkpoint.Settings(
+  settings = convert_checkpoint.ConversionSettings(
     input=tuple(map(str, models)), output=str(output), **settings
   )
   return "\n".join(convert_checkpoint.convert(settings))

@@ -197,7 +197,7 @@ def test_every_module_says_what_it_is():
 
 # Lines of the product, blank ones and docstrings too. What adds lines takes
 # others away; raise this only by what was agreed to for a feature.
-CEILING = 30_600
+CEILING = 30_800
 # Of these lines, those that only refuse something.
 GUARD_SHARE = 0.0656
 LONGEST_FUNCTION = 60

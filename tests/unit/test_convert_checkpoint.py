@@ -44,7 +44,7 @@ from checkpoints import checkpoint_files
 from common import files
 from common.errors import UserError
 from config.bert_config import BertConfig
-from convert_checkpoint import Settings
+from convert_checkpoint import ConversionSettings
 from interop import inference, model_source, predictions
 from interop.predictions import Input
 from model import huggingface_config, weights
@@ -802,11 +802,11 @@ def test_a_run_folder_gives_its_best_checkpoint(tmp_path, letters):
 
 
 def test_what_to_convert_is_named_once():
-  settings = Settings(input=("a",), output="b")
+  settings = ConversionSettings(input=("a",), output="b")
   with pytest.raises(UserError, match="c and --input=a: give one"):
     convert_checkpoint.main(settings, "c")
   with pytest.raises(UserError, match="nothing to convert is named"):
-    convert_checkpoint.main(Settings(output="b"))
+    convert_checkpoint.main(ConversionSettings(output="b"))
 
 
 def test_the_command(tmp_path):

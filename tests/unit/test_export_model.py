@@ -19,7 +19,7 @@ from checkpoints.checkpoint_files import CheckpointError, CheckpointFiles
 from checkpoints.metrics import BEST_BY
 from common.errors import UserError
 from common.tensorflow_v1 import tf
-from convert_checkpoint import Settings
+from convert_checkpoint import ConversionSettings
 from interop import inference, model_source
 from model import tasks
 from text_encoders.base import SPECIAL_TOKENS
@@ -277,7 +277,9 @@ def test_export_is_a_conversion(answers, tmp_path):
   """And says what it cannot export."""
   prefix, _, _ = answers["squad"]
   given = dict(input=(os.path.dirname(prefix),), to="saved_model")
-  settings = Settings(**given, output=str(tmp_path / "1"), signatures=("span",))
+  settings = ConversionSettings(
+    **given, output=str(tmp_path / "1"), signatures=("span",)
+  )
   lines = convert_checkpoint.convert(settings)
   assert lines[0].endswith("bert_model.ckpt (the only one)")
   assert "serving_default is span" in lines

@@ -370,7 +370,9 @@ def test_from_text_to_answers(trained, tmp_path):
     ("tensorflow", theirs, str(tmp_path / "ours" / "m.ckpt")),
   ):
     convert_checkpoint.convert(
-      convert_checkpoint.Settings(input=(model,), output=output, to=to)
+      convert_checkpoint.ConversionSettings(
+        input=(model,), output=output, to=to
+      )
     )
   with open(f"{theirs}/tokenizer.json", "rb") as f:
     assert f.read() == (trained / "tokenizer.json").read_bytes()

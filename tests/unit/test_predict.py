@@ -163,7 +163,7 @@ def test_another_spelling_of_the_mask_is_text_and_told(folders, capsys):
 )
 def test_wrong_inputs_are_refused_before_the_model_is_read(given, texts, words):
   with pytest.raises(UserError, match=words):
-    predict.main(predict.Settings(**given), "no model", *texts)
+    predict.main(predict.PredictSettings(**given), "no model", *texts)
 
 
 def test_a_mask_is_its_token_where_it_stands(folders):
@@ -441,7 +441,7 @@ def test_lines_that_are_none(line, message):
 
 def test_errors_of_lines_name_file_and_line(tmp_path):
   lines = tmp_path / "lines.txt"
-  settings = predict.Settings(input=str(lines))
+  settings = predict.PredictSettings(input=str(lines))
   asked = {"question": "q", "context": "c"}
   lines.write_text(f'{json.dumps(asked)}\n\n{{"question\n')
   question, text = (BEHAVIOURS[name].parse for name in ("span", "encoder"))
@@ -452,7 +452,11 @@ def test_errors_of_lines_name_file_and_line(tmp_path):
   texts = [Input(json.dumps(asked)), Input('{"question')]
   assert list(predict.read_inputs(settings, [], text)) == texts
   with pytest.raises(DataError, match=r"^text 2: .* is not JSON"):
-    [*predict.read_inputs(predict.Settings(), ["a ||| b", "{"], question)]
+    [
+      *predict.read_inputs(
+        predict.PredictSettings(), ["a ||| b", "{"], question
+      )
+    ]
   # Characters that are no UTF-8 would be lost; a byte order mark is none.
   lines.write_bytes(b"\xef\xbb\xbfone\nun caf\xe9\n")
   read = predict.read_inputs(settings, [], text)
@@ -695,7 +699,7 @@ def test_the_command_answers_a_file(folders, both, tmp_path, capsys):
   """To its end, without a traceback."""
   lines = tmp_path / "lines.txt"
   lines.write_text("a [MASK]\na\tb\n")
-  settings = predict.Settings(input=str(lines), json=True, top_k=1)
+  settings = predict.PredictSettings(input=str(lines), json=True, top_k=1)
   before = signal.getsignal(signal.SIGPIPE)
   try:
     predict.main(settings, folders["pretraining"] + ".export")

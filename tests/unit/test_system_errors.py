@@ -82,7 +82,9 @@ def convert(to):
   def run(inputs, folder):
     model = (f"{inputs[0]}/model",)
     convert_checkpoint.convert(
-      convert_checkpoint.Settings(input=model, output=f"{folder}/o", to=to)
+      convert_checkpoint.ConversionSettings(
+        input=model, output=f"{folder}/o", to=to
+      )
     )
 
   return run
