@@ -61,7 +61,7 @@ def pretraining_weights(batch: modeling.PretrainingBatch) -> tf.Tensor:
   return tf.stack([masked, modeling.count_examples(batch)], axis=1)
 
 
-def _alike(manifest: data_set.Manifest) -> dict:
+def _common_facts(manifest: data_set.Manifest) -> dict:
   """What the manifests of all records that are read together have alike."""
   facts = {
     "vocabulary": agreement.vocabulary(manifest.tokenizer),
@@ -120,7 +120,7 @@ class Source:
           f"tokens, but the BERT config has vocab_size={shape.vocab_size} (see "
           f"{where}): use the config of that vocabulary"
         )
-      for name, value in _alike(manifest).items():
+      for name, value in _common_facts(manifest).items():
         first, wanted = firsts.setdefault(name, (where, value))
         if value != wanted:
           raise DataError(
@@ -186,7 +186,7 @@ class Source:
     return f"{contents} {self.set.sizes()}"
 
   def fingerprint(self) -> str:
-    """Of sizes, contents by manifests, and shape: the same on all ranks."""
+    """A digest of sizes, contents and shape: the same on all ranks."""
     made = hashlib.sha256(f"{self.contents()} {self.shape}".encode())
     files, digest = len(self.paths), made.hexdigest()[:12]
     return f"{files} files with {len(self.set)} records ({digest})"
@@ -256,14 +256,14 @@ def open_records(files: str, config, comm, training: bool = True) -> Source:
   `config` is a `PretrainingConfig`; masks that are drawn on reading are
   training's, or an evaluation's.
   """
-  found = record_files.find(files)
-  shape = record_shapes.of_run(found, config, training)
+  opened = record_files.find(files)
+  shape = record_shapes.of_run(opened, config, training)
   if shape.max_seq_length > config.bert.max_position_embeddings:
     raise DataError(
       f"{files}: records of {shape.max_seq_length} tokens, but the BERT config "
       f"has max_position_embeddings={config.bert.max_position_embeddings}"
     )
-  source = Source(found, shape)
+  source = Source(opened, shape)
   comm.check_equal(f"what is in {files}", source.fingerprint())
   return source
 
@@ -300,7 +300,7 @@ def _parse(
     kind = tf.float32 if bound is None else tf.int64
     types[name] = tf.FixedLenFeature([size], kind)
   parsed = tf.parse_example(serialized, types)
-  checks = [tf.debugging.assert_equal(_places_are_right(parsed), True)]
+  checks = [tf.debugging.assert_equal(_positions_are_right(parsed), True)]
   for name, (_, bound) in features.items():
     values = parsed[name]
     if bound is None:
@@ -321,7 +321,7 @@ def _parse(
   return parsed
 
 
-def _places_are_right(parsed: dict) -> tf.Tensor:
+def _positions_are_right(parsed: dict) -> tf.Tensor:
   """Whether `record_report.read_record` would find nothing in any record."""
   mask = parsed["input_mask"]
   before, here = mask[:, :-1], mask[:, 1:]
@@ -400,7 +400,7 @@ class UpdateRows:
     self._share = share
 
   def of(self, first: int, updates: int = 1) -> Rows:
-    """Those of `updates` from update `first` on."""
+    """The rows of `updates` updates from update `first` on."""
     plan = self._plan
     positions, real, update, number, records = [], [], [], [], []
     for place in range(updates):

@@ -86,8 +86,8 @@ class Description:
   @property
   def bert_file(self) -> str:
     """The BERT config's file, whether or not it is there."""
-    theirs = huggingface_config.CONFIG_FILE
-    name = theirs if self.is_huggingface else CONFIG_FILE
+    name_there = huggingface_config.CONFIG_FILE
+    name = name_there if self.is_huggingface else CONFIG_FILE
     return os.path.join(self.folder, name)
 
   @functools.cached_property
@@ -101,7 +101,7 @@ class Description:
 
   @property
   def learned(self) -> dict:
-    """What is known of "objective" and "segment_ids", as in task.json."""
+    """The known ones of "objective" and "segment_ids", as in task.json."""
     flags = self.training["flags"] if self.training else self.task
     known, segments = {}, flags.get("segment_ids")
     if flags.get("objective"):
@@ -128,7 +128,7 @@ class Description:
 
   @property
   def tokenizer(self) -> TokenizerInfo | None:
-    """Of the records that the newest training read, as run.json says."""
+    """The tokenizer of the records that the newest training read."""
     known = self.data.get("tokenizer")
     return TokenizerInfo(**known) if known else None
 
@@ -151,7 +151,7 @@ class Description:
     return [*names]
 
   @property
-  def _places(self) -> list[str]:
+  def _folders_above(self) -> list[str]:
     """Folders that names in run.json may be relative to: those above it."""
     above = pathlib.Path(os.path.abspath(self.folder)).parents
     return [*map(str, above), ""]
@@ -161,11 +161,11 @@ class Description:
 
     [] if one is not there, or if by its manifest others are there by now.
     """
-    for place in self._places:
+    for above in self._folders_above:
       paths: dict[str, None] = {}
       unchanged = True
       for data in self._data_of_stages:
-        files = [os.path.join(place, file) for file in data["files"]]
+        files = [os.path.join(above, file) for file in data["files"]]
         unchanged = unchanged and _are_as_read(files, data)
         paths |= dict.fromkeys(files)
       if unchanged and all(stores.at(path).is_file() for path in paths):
@@ -177,25 +177,25 @@ class Description:
 
     One of other records, or of another vocabulary or case, is not theirs.
     """
-    for place in self._places:
-      paths = [os.path.join(place, file) for file in self.data.get("files", [])]
+    for above in self._folders_above:
+      paths = [os.path.join(above, file) for file in self.data.get("files", [])]
       manifests = data_set.find_manifests(paths)
       as_read = (None, data_set.digest(paths, manifests))
       if not paths or self.data.get("contents") not in as_read:
         continue
-      found = manifests.get(paths[0])
+      listing = manifests.get(paths[0])
       known = self.tokenizer
-      if found and (not known or known.is_like(found[1].tokenizer)):
-        return found
+      if listing and (not known or known.is_like(listing[1].tokenizer)):
+        return listing
     return None
 
   def vocabulary(self) -> dict[str, str]:
     """Flag -> file of `tokenizer`: beside the model, or near the records."""
-    known, made = self.tokenizer, self.manifest()
+    known, listing = self.tokenizer, self.manifest()
     if not known:
       return {}
-    near = [os.path.dirname(made[0])] if made else []
-    path = record_report.find_vocabulary(known, *near, self.folder)
+    beside = [os.path.dirname(listing[0])] if listing else []
+    path = record_report.find_vocabulary(known, *beside, self.folder)
     flag = kinds.KINDS[known.kind].flag
     return {flag: os.path.abspath(path)} if path else {}
 
@@ -243,8 +243,8 @@ def folder_of(checkpoint: str | None) -> str:
 
 def _are_as_read(paths: list[str], data: dict) -> bool:
   """Whether files are those that a run read, as far as that is known."""
-  found = data_set.digest(paths, data_set.find_manifests(paths))
-  return None in (data.get("contents"), found) or data["contents"] == found
+  listing = data_set.digest(paths, data_set.find_manifests(paths))
+  return None in (data.get("contents"), listing) or data["contents"] == listing
 
 
 def shared(evaluated: Sequence[str], trained: Sequence[str]) -> list[str]:

@@ -27,10 +27,10 @@ def read_task(folder: str, saved: dict) -> tuple[dict, list[str]]:
   contradicts the weights or config.json.
   """
   known, notes = huggingface_config.read_config(folder), []
-  theirs, shapes = huggingface_weights.read_shapes(folder), {}
-  for name, of_tensor in known.tensors(theirs).items():
-    if name in theirs:
-      shapes |= {weight.name: theirs[name] for weight in of_tensor}
+  tensors, shapes = huggingface_weights.read_shapes(folder), {}
+  for name, of_tensor in known.tensors(tensors).items():
+    if name in tensors:
+      shapes |= {weight.name: tensors[name] for weight in of_tensor}
   in_files: dict = {"task": weights.kind_of(known.config, shapes)}
   for head in tasks.LABELLED:
     if head.bias not in shapes:

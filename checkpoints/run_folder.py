@@ -52,13 +52,13 @@ def locked(folder: str, comm=None, is_written: bool = True):
       # The previous run may have ended and removed the file: then again.
       os.makedirs(folder, exist_ok=True)
       f = files.enter_context(open(path, "a+", encoding="utf-8"))
-      is_ours = _take(f, folder, comm)
+      is_held = _take(f, folder, comm)
     try:
       yield
     finally:
-      if is_ours:
+      if is_held:
         os.unlink(path)
-      if is_ours and is_new:
+      if is_held and is_new:
         with contextlib.suppress(OSError):  # it holds a run
           os.rmdir(folder)
 

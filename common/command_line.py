@@ -20,8 +20,10 @@ def read(argv: list[str]) -> list[str]:
   try:
     return flags.FLAGS(argv)
   except flags.UnrecognizedFlagError as e:
-    near = str(e).partition("Did you mean: ")[2].removesuffix(" ?")
-    remedy = in_place_of(e.flagname) or (near and f"did you mean --{near}?")
+    nearest = str(e).partition("Did you mean: ")[2].removesuffix(" ?")
+    remedy = replacement_for(e.flagname) or (
+      nearest and f"did you mean --{nearest}?"
+    )
     problem = f"there is no --{e.flagname}; {remedy or 'see --help'}"
   except flags.Error as e:
     # absl: "flag --NAME=VALUE: reason"
@@ -40,12 +42,12 @@ def was_read(argv: list[str]) -> list[str]:
   return argv[:1]
 
 
-def in_place_of(name: str) -> str:
+def replacement_for(name: str) -> str:
   """What the page has for another project's flag; "" for a flag of nobody."""
   page = _OTHER_PROJECTS.read_text(encoding="utf-8")
-  for theirs, ours in re.findall(r"^\| (.*?) \| (.*) \|$", page, re.M):
-    names = re.findall(r"`--([\w-]+)", theirs)
+  for foreign, replacement in re.findall(r"^\| (.*?) \| (.*) \|$", page, re.M):
+    names = re.findall(r"`--([\w-]+)", foreign)
     if name.replace("-", "_") in " ".join(names).replace("-", "_").split():
-      plain = re.sub(r"\[(.*?)\]\(.*?\)|`", r"\1", ours)
+      plain = re.sub(r"\[(.*?)\]\(.*?\)|`", r"\1", replacement)
       return f"docs/coming_from.md has in its place: {plain}"
   return ""

@@ -90,7 +90,7 @@ class Setting:
     return f"{low} to {high if self.kind is int else format(high, 'g')}"
 
   def problem(self, value) -> str:
-    """What is wrong with a value; "" if nothing is."""
+    """Why a value is refused; "" if it is not."""
     if self.choices:
       wrong = set(value if self.kind is tuple else [value]) - {*self.choices}
       which = f"{min(wrong)} is " if wrong and self.kind is tuple else ""
@@ -156,7 +156,7 @@ def _declared(kind: Any) -> Iterator[tuple[dataclasses.Field, Setting | None]]:
       plain = plain.__args__[0]
     plain = typing.get_origin(plain) or plain
     json = declared.get("json", ())
-    made = {
+    attributes = {
       "name": field.name,
       "kind": str if "read" in declared else plain,
       "default": field.default,
@@ -165,7 +165,7 @@ def _declared(kind: Any) -> Iterator[tuple[dataclasses.Field, Setting | None]]:
       "help": re.sub(r"\{(\w+)\}", fill, declared["help"]),
       "json": (json,) if isinstance(json, str) else json,
     }
-    yield field, Setting(**made)
+    yield field, Setting(**attributes)
 
 
 def settings_of(kind: Any) -> Iterator[Setting]:
@@ -229,7 +229,7 @@ def parse(kind: type) -> flags.FlagValues:
   return flags.FLAGS
 
 
-def given(values: flags.FlagValues) -> dict[str, Any]:
+def present(values: flags.FlagValues) -> dict[str, Any]:
   """Name -> value of the flags that the command gives."""
   return {name: values[name].value for name in values if values[name].present}
 
@@ -237,31 +237,31 @@ def given(values: flags.FlagValues) -> dict[str, Any]:
 def from_flags(
   kind: Any,
   values: flags.FlagValues,
-  found: dict | None = None,
+  defaults: dict | None = None,
   named: dict | None = None,
 ):
-  """The checked settings; `found` has values of flags that are not given.
+  """The checked settings; `defaults` has values of flags that are not given.
 
   `named` has fields' values in place of what flags name. It goes by the flags'
   names.
   """
-  made = {}
+  fields = {}
   for field, one in _declared(kind):
     if one is None:
-      made[field.name] = from_flags(field.type, values, found, named)
+      fields[field.name] = from_flags(field.type, values, defaults, named)
       continue
     flag = values[one.flag or one.name]
     if named and flag.name in named:
-      made[field.name] = named[flag.name]
+      fields[field.name] = named[flag.name]
       continue
     value = flag.value
-    if found and not flag.present:
-      value = found.get(one.name, value)
+    if defaults and not flag.present:
+      value = defaults.get(one.name, value)
     if value is None and one.required:
       raise UserError(f"--{flag.name} is missing; see --help")
     read = one.read if value is not None else None
-    made[field.name] = read(value) if read else value
-  settings = kind(**made)
+    fields[field.name] = read(value) if read else value
+  settings = kind(**fields)
   check(settings)
   return settings
 

@@ -120,7 +120,7 @@ class BertConfig:
   # Rows of that table before the first token's.
   position_offset: int = _later(0, _COUNT)
   # The longest wavelength of rotary positions is 2 pi times it, in layers that
-  # attend to all tokens, and in those that attend to near ones.
+  # attend to all tokens, and in those that attend to nearby ones.
   global_rope_theta: float = _later(10000.0, _POSITIVE)
   local_rope_theta: float = _later(10000.0, _POSITIVE)
   # Layers 0, n, 2 n, ... attend to all tokens, the others to those at most
@@ -225,7 +225,7 @@ class BertConfig:
     return config
 
   def dropout_after(self, part: str) -> float:
-    """That of what `part`, "embedding" or "attention_output", gives."""
+    """The rate of dropout after `part`: "embedding" or "attention_output"."""
     dropout = getattr(self, f"{part}_dropout")
     return self.hidden_dropout_prob if dropout is None else dropout
 
@@ -263,7 +263,7 @@ class BertConfig:
     )
 
   def is_local(self, layer: int) -> bool:
-    """Whether layer number `layer`, from 0, attends to near tokens only."""
+    """Whether layer number `layer`, from 0, attends to nearby tokens only."""
     return layer % self.global_attn_every_n_layers > 0
 
   def meaning(self) -> dict[str, Any]:
@@ -279,8 +279,8 @@ class BertConfig:
 
   def differences(self, other: "BertConfig") -> list[str]:
     """Keys that differ and make another model; training's may differ."""
-    ours, theirs = self.meaning(), other.meaning()
-    return [key for key in ours if ours[key] != theirs[key]]
+    mine, others = self.meaning(), other.meaning()
+    return [key for key in mine if mine[key] != others[key]]
 
   def to_dict(self):
     """A dictionary from which `from_dict` makes an equal configuration.

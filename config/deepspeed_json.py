@@ -46,21 +46,21 @@ _COUNTED = (
 )  # fmt: skip
 
 
-def flags_of(kind: type, path: str, given: dict | None = None) -> dict:
+def flags_of(kind: type, path: str, present: dict | None = None) -> dict:
   """The values that a JSON file gives to flags, by the flags' names.
 
   The settings of dataclass `kind` name the JSON's fields. Flags of the command
-  line, `given`, win and are left out. `UserError` names a field that is wrong.
+  line, `present`, win and are left out. `UserError` names a wrong field.
   """
-  given = given or {}
+  present = present or {}
   try:
     values, field_of = _read(kind, path)
-    _settle_steps(values, field_of, given)
+    _settle_steps(values, field_of, present)
   except (OSError, ValueError) as e:
     raise UserError(f"--config_json={path}: {e}") from e
-  for flag in _meaningless(values, given):
+  for flag in _meaningless(values, present):
     values.pop(flag, None)
-  return {flag: values[flag] for flag in values if flag not in given}
+  return {flag: values[flag] for flag in values if flag not in present}
 
 
 def _read(kind: type, path: str) -> tuple[dict, dict]:
@@ -75,10 +75,10 @@ def _read(kind: type, path: str) -> tuple[dict, dict]:
       if not value:
         continue  # off
       section = field.rpartition(".")[0]
-      near = [name for name in known if name.rpartition(".")[0] == section]
+      nearest = [name for name in known if name.rpartition(".")[0] == section]
       raise ValueError(
         f"{field} is not honoured here; known are "
-        f"{', '.join(sorted(near or known))}"
+        f"{', '.join(sorted(nearest or known))}"
       )
     form, flag = known[field]
     json_files.expect(value, form, field)
@@ -95,18 +95,18 @@ def _read(kind: type, path: str) -> tuple[dict, dict]:
   return values, field_of
 
 
-def _settle_steps(values: dict, field_of: dict, given: dict) -> None:
+def _settle_steps(values: dict, field_of: dict, present: dict) -> None:
   """Turns the warm-up's share into steps, which must be of a known batch."""
   counted = [flag for flag in _COUNTED if flag in values]
-  if counted and "global_batch_size" not in {**values, **given}:
+  if counted and "global_batch_size" not in {**values, **present}:
     raise ValueError(
       f"train_batch_size is missing beside {field_of[counted[0]]}: steps count "
       "global batches, so it must say how large they are"
     )
   share = values.pop(_WARMUP_SHARE, None)
-  if share is None or "num_warmup_steps" in given:
+  if share is None or "num_warmup_steps" in present:
     return
-  total = {**values, **given}.get("num_train_steps")
+  total = {**values, **present}.get("num_train_steps")
   if total is None or not 0.0 <= share <= 1.0:
     raise ValueError(
       f"{field_of[_WARMUP_SHARE]} is {share}: it must be in [0, 1] and needs "
@@ -155,19 +155,19 @@ def _known_fields(kind: type, fields: dict) -> dict[str, tuple]:
   return known
 
 
-def _meaningless(values: dict, given: dict) -> list[str]:
+def _meaningless(values: dict, present: dict) -> list[str]:
   """Flags whose values lose their meaning by others on the command line."""
 
   def overruled(*flags: str) -> bool:
-    return any(f in given and given[f] != values.get(f) for f in flags)
+    return any(f in present and present[f] != values.get(f) for f in flags)
 
   flags = []
   if overruled("precision", "precision_policy", "fp16_allreduce"):
     types = precision.types_of_parts(
-      given.get("precision", values.get("precision")) or "fp32",
-      given.get("precision_policy") or (),
+      present.get("precision", values.get("precision")) or "fp32",
+      present.get("precision_policy") or (),
     )
-    if not ("fp16" in types.values() or given.get("fp16_allreduce")):
+    if not ("fp16" in types.values() or present.get("fp16_allreduce")):
       fields = dataclasses.fields(precision.LossScaleConfig)
       flags += [field.name for field in fields]
   if overruled("lr_schedule"):

@@ -91,7 +91,8 @@ class Schedule:
     return self.peak * rate + self.offset
 
   def highest(self, first: int, last: int) -> float:
-    """Of updates `first` to `last`: rates only fall after the warm-up."""
+    """The highest rate of updates `first` to `last`."""
+    # Rates only fall after the warm-up.
     top = np.clip([self.warmup - 1, self.warmup], first, last)
     return float(np.max(self(top)))
 

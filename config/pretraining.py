@@ -222,29 +222,31 @@ class RunConfig:
   @classmethod
   def from_flags(cls, flags) -> Self:
     """The config of flags alone: no folder of a model is looked at."""
-    given = settings.given(flags)
-    named = cls.read_files(given)
-    return settings.from_flags(cls, flags, cls.found(given | named), named)
+    present = settings.present(flags)
+    named = cls.read_files(present)
+    return settings.from_flags(
+      cls, flags, cls.values_in_files(present | named), named
+    )
 
   @classmethod
-  def read_files(cls, given: dict) -> dict:
+  def read_files(cls, present: dict) -> dict:
     """Field -> content of files that flags name, that others need, too."""
-    del given
+    del present
     return {}
 
   @classmethod
-  def defaults(cls, task: dict, given: dict) -> dict:
-    """What a model's task.json says of flags, beside those that are `given`."""
-    del task, given
+  def defaults(cls, task: dict, present: dict) -> dict:
+    """What a model's task.json says of flags that are not `present`."""
+    del task, present
     return {}
 
   @classmethod
-  def found(cls, given: dict) -> dict:
+  def values_in_files(cls, present: dict) -> dict:
     """Flags whose values are in files that others name: name -> value.
 
-    `given` are the flags that are given, with the content of `read_files`.
+    `present` are the flags that are given, with the content of `read_files`.
     """
-    del given
+    del present
     return {}
 
   def check_files(self) -> None:
@@ -377,23 +379,23 @@ class PretrainingConfig(RunConfig):
     "other flags, too, but not --init_checkpoint.")
   max_train_minutes: float = _batch(0.0,
     "Minutes to train, over all starts of a run. Evaluations and saves count; "
-    "starting and the first update, which compiles, do not. The learning rate "
-    "rises and falls over this time, or over --num_train_steps if these are "
-    "made sooner; the run ends with whichever is over first. 0 sets no limit.",
+    "starting and the first update, which compiles, do not. The schedule of "
+    "the learning rate follows the clock, or the updates if they are further "
+    "along, so the rate has decayed when time is up. 0 sets no limit.",
     low=0)
   initial_weights: str = _model("random",
     "Weights that a new run starts from, where no --init_checkpoint has them. "
-    "random: google/bert's. informed: the same, except that the output bias is "
-    "the log frequency of the tokens in --input_file, words that have like "
-    "neighbours there have like embeddings, positions are sinusoids, and the "
-    "first layer's heads attend to neighbours. Small models then learn from "
-    "word order much sooner.", choices=("random", "informed"))
+    "random: google/bert's. informed: output bias from the frequencies of the "
+    "tokens in --input_file, word embeddings from their co-occurrence, "
+    "sinusoidal positions, first-layer heads that attend to neighbouring "
+    "tokens; the rest is google/bert's. Small models then learn from word "
+    "order much sooner.", choices=("random", "informed"))
   sampled_softmax: int = _model(0,
-    "Words, besides the right ones, over which training computes the masked "
-    "LM softmax. They are drawn anew for each update; frequent words are "
-    "almost always among them. A small model with a large vocabulary trains up "
-    "to twice as fast. Training's loss and accuracy are then estimates; "
-    "evaluations use all words. 0: all words.", low=0)
+    "Number of sampled tokens in training's masked LM softmax, besides the "
+    "labels; resampled every update, frequent ones almost always. A small "
+    "model with a large vocabulary trains up to twice as fast. Training's loss "
+    "and accuracy are then estimates; evaluations use all tokens. 0: all.",
+    low=0)
   tensor_parallel: int = _ranks(1,
     "Consecutive ranks that hold one model together, each a slice of every "
     "layer. They count as one rank for batch sizes and steps. Checkpoints stay "
@@ -452,7 +454,7 @@ class PretrainingConfig(RunConfig):
     )
 
   def warmup_of(self, steps: int) -> int:
-    """Those of the warm-up of a run of so many steps."""
+    """The steps of warm-up in a run of so many steps."""
     most = max(0, min(10_000, steps // 10, steps - (self.num_decay_steps or 0)))
     return most if self.num_warmup_steps is None else self.num_warmup_steps
 
@@ -512,24 +514,24 @@ class PretrainingConfig(RunConfig):
     _check_needs(flag, needs)
 
   @classmethod
-  def read_files(cls, given):
-    if "stages" not in given:
+  def read_files(cls, present):
+    if "stages" not in present:
       return {}
-    return {"stages": stages.read(given["stages"])}
+    return {"stages": stages.read(present["stages"])}
 
   @classmethod
-  def found(cls, given):
-    found = {}
-    if "stages" in given:  # what each stage has need not be a flag
-      each = given["stages"]
+  def values_in_files(cls, present):
+    values = {}
+    if "stages" in present:  # what each stage has need not be a flag
+      each = present["stages"]
       in_all = set.intersection(*map(set, each))
       if "input_file" in in_all:
-        found["input_file"] = each[0]["input_file"]
+        values["input_file"] = each[0]["input_file"]
       if "global_batch_size" in in_all:
-        found["global_batch_size"] = each[0]["global_batch_size"][1]
-    if "config_json" in given:
-      found |= deepspeed_json.flags_of(cls, given["config_json"], given)
-    return found
+        values["global_batch_size"] = each[0]["global_batch_size"][1]
+    if "config_json" in present:
+      values |= deepspeed_json.flags_of(cls, present["config_json"], present)
+    return values
 
   def check_files(self):
     if self.do_eval and self.eval_input_file:

@@ -13,8 +13,8 @@ def of_patterns(
   files: str | None, config, training: bool = True
 ) -> RecordShape:
   """`of_run` of the files that names and globs mean."""
-  found = record_files.find(files) if files else None
-  return of_run(found, config, training)
+  record_set = record_files.find(files) if files else None
+  return of_run(record_set, config, training)
 
 
 def of_run(
@@ -25,7 +25,7 @@ def of_run(
   Lengths are the flags', else the manifest's, else 128 and 20. Masks that are
   drawn on reading are training's, or an evaluation's.
   """
-  bert, given = config.bert, config.masks.changes
+  bert, flags = config.bert, config.masks.changes
   if training and config.sampled_softmax >= bert.vocab_size:
     raise UserError(
       f"--sampled_softmax={config.sampled_softmax}: the vocabulary has "
@@ -48,9 +48,9 @@ def of_run(
   if shape.masks:
     shape = _with_masks(shape, files, config, training)
   else:
-    if training and files and given:
+    if training and files and flags:
       raise UserError(
-        f"--{next(iter(given))}: the masks of {files.patterns} were drawn when "
+        f"--{next(iter(flags))}: the masks of {files.patterns} were drawn when "
         "the records were made: make them with create_pretraining_data.py "
         "--dynamic_masks, or leave the flag out"
       )
@@ -86,15 +86,15 @@ def _with_heads(shape: RecordShape, config) -> RecordShape:
 def _with_masks(shape: RecordShape, files, config, training) -> RecordShape:
   """With masks as the flags draw them on reading, or as an evaluation does."""
   masks: Any = shape.masks
-  made_with, given = masks.masked_lm_prob, config.masks.changes
+  first_prob, flags = masks.masked_lm_prob, config.masks.changes
   probs, most = (masking.EVALUATION_PROB,) * 2, None
   whole_words = shape.knows_words
   if training:
-    probs = given.get("masked_lm_prob", (made_with, made_with))
+    probs = flags.get("masked_lm_prob", (first_prob, first_prob))
     most = config.max_predictions_per_seq
-    whole_words = given.get("do_whole_word_mask", whole_words)
+    whole_words = flags.get("do_whole_word_mask", whole_words)
     for name in masking.SHARES:
-      masks = masks._replace(**{name: given.get(name, getattr(masks, name))})
+      masks = masks._replace(**{name: flags.get(name, getattr(masks, name))})
   if whole_words and not shape.knows_words:
     raise UserError(
       f"--do_whole_word_mask: {files.patterns} do not say where words begin: "
@@ -102,14 +102,14 @@ def _with_masks(shape: RecordShape, files, config, training) -> RecordShape:
       "--do_whole_word_mask, or leave the flag out"
     )
   needed, examples = shape.max_predictions_per_seq, shape.examples_per_record
-  asked = not training or "masked_lm_prob" in given
-  if asked:
+  redraws = not training or "masked_lm_prob" in flags
+  if redraws:
     length, prob = shape.max_seq_length, max(probs)
     room = masking.most_predictions(length, prob, examples)
-    if prob <= made_with and round(length * made_with) <= needed:
+    if prob <= first_prob and round(length * first_prob) <= needed:
       room = min(room, needed)  # so they were packed
     needed = room
-  if most and most < needed and (asked or examples > 1):
+  if most and most < needed and (redraws or examples > 1):
     raise UserError(
       f"--max_predictions_per_seq={most}: {files.patterns} may need {needed} "
       "masked tokens a record: leave it out"

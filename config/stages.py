@@ -276,5 +276,5 @@ def _ramp(first: int, last: int, updates: int) -> tuple:
   # ranks.
   times = np.linspace(1, last / first, updates + 1)[:-1]
   sizes = np.minimum(first * np.rint(times).astype(int), last)
-  alike = itertools.groupby(sizes.tolist())
-  return tuple((len(list(group)), size) for size, group in alike)
+  equal = itertools.groupby(sizes.tolist())
+  return tuple((len(list(group)), size) for size, group in equal)

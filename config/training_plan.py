@@ -79,9 +79,9 @@ class TrainingPlan:
     """The position in the data's stream where `update`, from 0, begins."""
     left, position = update - self.stage.first_update, self.stage.first_record
     for updates, records in self.stage.ramp:
-      made = min(updates, left)
-      position += made * records
-      left -= made
+      done = min(updates, left)
+      position += done * records
+      left -= done
     return position + left * self.records_per_update
 
   def records_of(self, update: int) -> int:
@@ -93,7 +93,7 @@ class TrainingPlan:
     return self.micro_batches(self.records_of(update))
 
   def micro_batches(self, records: int) -> int:
-    """Those of one rank in an update of so many records."""
+    """Micro-batches of one rank in an update of so many records."""
     share = -(-records // self.ranks)
     return -(-share // self.micro_batch)
 

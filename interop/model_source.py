@@ -85,7 +85,7 @@ class Source:
 
   @property
   def known_task(self) -> dict:
-    """Of `task` what is known, and about the model, not about a run's files."""
+    """`task` without what is assumed, or about a run's files."""
     known = {}
     for key, value in self.task.items():
       is_assumed = key == "do_lower_case" and self.assumed_case

@@ -78,14 +78,14 @@ def configured(kind: type, flags) -> tuple[Any, list[str]]:
   those of the model that it starts from. Raises `UserError` if a given one
   contradicts them.
   """
-  given = settings.given(flags)
+  present = settings.present(flags)
   # Each file that a flag names is read once, here.
-  named: dict[str, Any] = kind.read_files(given)
-  in_files = kind.found(given | named)
-  values = in_files | given
+  named: dict[str, Any] = kind.read_files(present)
+  in_files = kind.values_in_files(present | named)
+  values = in_files | present
   if named.get("stages"):
     values |= named["stages"][0]  # what is read first
-  origin = find_origin(values.get("output_dir") or "", given)
+  origin = find_origin(values.get("output_dir") or "", present)
   trains = bool(values.get("do_train") or values.get("dry_run"))
   held_out = None if trains else values.get("eval_input_file")
   files = held_out or values.get("input_file")
@@ -95,8 +95,8 @@ def configured(kind: type, flags) -> tuple[Any, list[str]]:
     if origin.model and records:
       lines += other_text(origin.model, records)
   else:
-    defaults, lines = _of_model(given, origin)
-    defaults |= _of_task(kind, values, given, origin)
+    defaults, lines = _of_model(present, origin)
+    defaults |= _of_task(kind, values, present, origin)
   bert, of_bert = _bert(kind, defaults | values, origin, records)
   if bert:
     named["bert_config_file"] = bert
@@ -110,9 +110,9 @@ def configured(kind: type, flags) -> tuple[Any, list[str]]:
   return config, [*origin.lines, *lines, *of_bert]
 
 
-def find_origin(run: str, given: dict) -> Origin:
+def find_origin(run: str, present: dict) -> Origin:
   """Finds what a run in the folder `run` goes on from, and reads it."""
-  branch, init = given.get("cooldown_from"), given.get("init_checkpoint")
+  branch, init = present.get("cooldown_from"), present.get("init_checkpoint")
   begun = checkpoint_files.has_begun(run)
   if init and not (begun or branch):
     model = model_source.locate(init)
@@ -131,7 +131,7 @@ def find_origin(run: str, given: dict) -> Origin:
   about, notes = description.read(folder), []
   if branch:
     branch = run_start.cooldown(branch, about, folder == run)
-    notes.append(f"--cooldown_from={given['cooldown_from']}: {branch}")
+    notes.append(f"--cooldown_from={present['cooldown_from']}: {branch}")
   if init and begun:
     init, ignored = _ignored(init, about)
     notes += ignored
@@ -158,10 +158,10 @@ def _ignored(init: str, about: Description) -> tuple[str, list[str]]:
   ]
 
 
-def _of_model(given: dict, origin: Origin) -> tuple[dict, list[str]]:
+def _of_model(present: dict, origin: Origin) -> tuple[dict, list[str]]:
   """Vocabulary and case of a new run's model, or of its words, and lines."""
-  names = given.keys() & vars(NOTHING_GIVEN)
-  parts = Given(**{name: given[name] for name in names})
+  names = present.keys() & vars(NOTHING_GIVEN)
+  parts = Given(**{name: present[name] for name in names})
   if origin.model:
     source = model_source.parts_of(origin.model, parts)
     flags: dict[str, Any] = {**source.vocabulary}
@@ -175,16 +175,16 @@ def _of_model(given: dict, origin: Origin) -> tuple[dict, list[str]]:
   return {"do_lower_case": encoder.do_lower_case}, lines
 
 
-def _of_task(kind: type, values: dict, given: dict, origin: Origin) -> dict:
+def _of_task(kind: type, values: dict, present: dict, origin: Origin) -> dict:
   """The flags that task.json of the model sets, where it binds the run."""
   trains = values.get("do_train", False)
   # A training may use another task's model.
   binds = origin.continues or (origin.model and not trains)
   task = origin.about.task if binds else {}
-  defaults = kind.defaults(task, given)
+  defaults = kind.defaults(task, present)
   before = {"task": kind.kind, **defaults}
   scopes = agreement.scopes(trains)
-  agreement.agree(before, given, origin.about.folder, scopes)
+  agreement.agree(before, present, origin.about.folder, scopes)
   return defaults
 
 
@@ -243,15 +243,15 @@ def _objective(
     objective = manifest.objective if manifest else data_set.OBJECTIVES[0]
   if origin.model:
     has_pairs = not manifest or manifest.has_pairs
-    segments, told = _segments(
+    segments, notes = _segments(
       segments, objective, trains, has_pairs, origin.about
     )
-    lines += told
+    lines += notes
   return {"objective": objective, "segment_ids": segments}, lines
 
 
 def _segments(
-  given: bool | None, objective: str, trains: bool, has_pairs: bool,
+  segments: bool | None, objective: str, trains: bool, has_pairs: bool,
   about: Description,
 ) -> tuple[bool | None, list[str]]:  # fmt: skip
   """--segment_ids of a new run with the weights of another model, and lines.
@@ -263,31 +263,35 @@ def _segments(
   used = learned.get("segment_ids", None if trains else True)
   if trains and learned.get("objective", objective) != objective:
     used = None  # the default of another objective
-  if given is None:
-    given = used and has_pairs
-    if given in (None, agreement.uses_segments(objective, None)):
-      return given, []
+  if segments is None:
+    segments = used and has_pairs
+    if segments in (None, agreement.uses_segments(objective, None)):
+      return segments, []
     by = "published models are"
     if "segment_ids" in learned:
       by = f"{path} says"
-    return given, [f"--{'' if given else 'no'}segment_ids, as {by}"]
-  if not trains and has_pairs and given != learned.get("segment_ids", given):
+    return segments, [f"--{'' if segments else 'no'}segment_ids, as {by}"]
+  if (
+    not trains
+    and has_pairs
+    and segments != learned.get("segment_ids", segments)
+  ):
     raise UserError(
-      f"--{'' if given else 'no'}segment_ids: {path} says that the model was "
-      f"trained {'with' if used else 'without'} them: leave the flag out"
+      f"--{'' if segments else 'no'}segment_ids: {path} says that the model "
+      f"was trained {'with' if used else 'without'} them: leave the flag out"
     )
-  return given, []
+  return segments, []
 
 
 def _manifest(
   records: RecordFiles, objective: str | None
 ) -> data_set.Manifest | None:
   """The first file's; `UserError` for two kinds without `objective`."""
-  made_for = {}
+  objectives = {}
   for path, manifest in records.manifests.values():
-    made_for[manifest.objective] = path
-  if len(made_for) > 1 and not objective:
-    both = [f"{path} for {name}" for name, path in made_for.items()]
+    objectives[manifest.objective] = path
+  if len(objectives) > 1 and not objective:
+    both = [f"{path} for {name}" for name, path in objectives.items()]
     raise UserError(
       f"{' and '.join(both)}: give records of one kind, or --objective=mlm, "
       "which learns from both"
@@ -299,7 +303,7 @@ def other_text(model: Located, records: RecordFiles) -> list[str]:
   """A line if records are of another vocabulary or case than a model."""
   if not records.first:
     return []
-  about, made = model.about, records.first[1].tokenizer
+  about, info = model.about, records.first[1].tokenizer
   if before := about.tokenizer:
     digests, lower = {before.sha256}, before.do_lower_case
   else:
@@ -308,13 +312,13 @@ def other_text(model: Located, records: RecordFiles) -> list[str]:
     lower = about.task.get(
       "do_lower_case", tokenizer_files.published_case(model.path)
     )
-  if digests <= {made.sha256} and lower in (None, made.do_lower_case):
+  if digests <= {info.sha256} and lower in (None, info.do_lower_case):
     return []
   text = "other"
   if lower is not None:
-    text = dataclasses.replace(made, do_lower_case=lower).case
+    text = dataclasses.replace(info, do_lower_case=lower).case
   return [
-    f"{records.first[0]}: the records were made of {made.case} text with "
-    f"{made.file}, but the model of --init_checkpoint, of {text} text, has "
+    f"{records.first[0]}: the records were made of {info.case} text with "
+    f"{info.file}, but the model of --init_checkpoint, of {text} text, has "
     "another vocabulary or case: its embeddings are of other words"
   ]

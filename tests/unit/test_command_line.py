@@ -99,15 +99,15 @@ THEIRS = (
 
 def test_flags_of_other_projects_have_an_answer():
   for name in THEIRS:
-    said = command_line.in_place_of(name)
+    said = command_line.replacement_for(name)
     assert said and "](" not in said and "`" not in said, name
   page = pathlib.Path(runs.ROOT, "docs/coming_from.md").read_text()
   names = set()
   for row in re.findall(r"^\| (.*?) \|", page, re.M):
     names |= set(re.findall(r"`--([\w-]+)", row))
   assert len(names) > 150
-  without = [name for name in names if not command_line.in_place_of(name)]
+  without = [name for name in names if not command_line.replacement_for(name)]
   assert not without
-  assert not command_line.in_place_of("learning_rat")
+  assert not command_line.replacement_for("learning_rat")
   ours = set().union(*known_flags().values())
   assert not ours & set(THEIRS)
