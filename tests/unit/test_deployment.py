@@ -45,112 +45,75 @@ def settings(name):
 # Images -----------------------------------------------------------------------
 
 
-def instructions():
-  """(instruction, rest) of docker/Dockerfile, comments out, lines joined."""
+def instructions(kind):
+  """What follows an instruction of docker/Dockerfile, its lines joined."""
   text = re.sub(r"^\s*#.*\n", "", read("Dockerfile"), flags=re.M)
   lines = text.replace("\\\n", " ").splitlines()
-  return [tuple(line.split(None, 1)) for line in lines if line.strip()]
-
-
-def of(kind):
-  return [rest for name, rest in instructions() if name == kind]
-
-
-@pytest.mark.parametrize("variant", ["gpu", "cpu"])
-def test_stages_are_there_for_both_variants(variant):
-  """Each is from an image or an earlier stage, and so is what it copies."""
-  known, images = set(), set()
-  for rest in of("FROM"):
-    source, _, name = rest.replace("${VARIANT}", variant).partition(" AS ")
-    assert source in known or ":" in source, rest
-    images |= {source} - known
-    known.add(name)
-  assert all(re.fullmatch(r"[\w/]+:[\w.-]+", image) for image in images)
-  used = set(re.findall(r"[-,]from=(\w+)", read("Dockerfile")))
-  assert used == {"environment", "horovod"} and used <= known
-  assert os.path.exists(f"{runs.ROOT}/requirements/{variant}.txt")
+  return [line.split(None, 1)[1] for line in lines if line.startswith(kind)]
 
 
 def test_images_are_made_of_what_the_repository_has():
-  """Where scripts and manifests say; what is copied in is not ignored."""
-  assert set(of("WORKDIR")) == {CHECKOUT}
-  assert of("USER") == [f"{USER_ID}:{USER_ID}"]
-  lines = read("../.dockerignore").splitlines()
-  ignored = {line.strip() for line in lines if line[:1] != "#"}
-  assert ".git" in ignored and ".venv" in ignored
-  copies = [rest for rest in of("COPY") if not rest.startswith("--from")]
-  for source in (name for rest in copies for name in rest.split()[:-1]):
-    assert os.path.exists(f"{runs.ROOT}/{source}"), source
-    assert source.split("/")[0] not in ignored
-  for rest in of("RUN"):
+  """Of earlier stages, files that are not ignored, and commands of bash."""
+  known = {"gpu", "cpu"}
+  for rest in instructions("FROM"):
+    source, _, name = rest.partition(" AS ")
+    assert source.replace("${VARIANT}", "gpu") in known or ":" in source, rest
+    known.add(name)
+  used = set(re.findall(r"[-,]from=(\w+)", read("Dockerfile")))
+  assert used and used <= known
+  ignored = read("../.dockerignore").split()
+  for rest in instructions("COPY"):
+    for source in [] if rest.startswith("--from") else rest.split()[:-1]:
+      assert os.path.exists(f"{runs.ROOT}/{source}"), source
+      assert source.split("/")[0] not in ignored
+  for rest in instructions("RUN"):
     shell = re.sub(r"--mount=\S+", "", rest)
     subprocess.run(["bash", "-n"], input=shell, text=True, check=True)
+  assert set(instructions("WORKDIR")) == {CHECKOUT}
+  assert instructions("USER") == [f"{USER_ID}:{USER_ID}"]
 
 
-def test_the_cuda_of_the_image_is_for_the_tensorflow_that_is_installed():
+def test_cuda_and_nccl_are_those_of_the_pinned_tensorflow():
   """Who moves TensorFlow is to look up the CUDA that it was built with."""
   tensorflow = r"tensorflow\[and-cuda\]==(\S+)"
   version = re.search(tensorflow, read("../requirements/gpu.txt"))[1]
   built = r"tensorflow (\S+) was built with CUDA ([\d.]+) "
-  said = re.search(built, read("Dockerfile"))
-  assert said[1] == version
-  bases = [rest.split()[0] for rest in of("FROM") if "cuda" in rest]
-  assert bases and all(f"cuda:{said[2]}-" in base for base in bases)
-
-
-def test_the_gpu_image_has_what_nccl_opens_for_rdma():
-  """In the stage of the variant, so that the CPU's image does without."""
-  gpu = read("Dockerfile").split("AS gpu\n")[1].split("\nFROM ")[0]
-  installed = re.search(r"no-install-recommends \\\n +(.*) &&", gpu)[1]
-  wanted = {"libibverbs1", "ibverbs-providers", "librdmacm1t64"}
-  assert set(installed.split()) == wanted
-  assert read("Dockerfile").count("libibverbs1") == 1
-
-
-def requirement_files(stage):
-  """What pip installs in a stage of docker/Dockerfile."""
-  text = read("Dockerfile").split(f" AS {stage}\n")[1].split("\nFROM ")[0]
-  found = re.findall(r'-r "?(requirements/\S+\.txt)', text)
-  return [name.replace("$VARIANT", "cpu") for name in found]
+  named, cuda = re.search(built, read("Dockerfile")).groups()
+  assert named == version
+  assert any(f"cuda:{cuda}-" in rest for rest in instructions("FROM"))
+  constraints = read("../requirements/constraints.txt")
+  pinned = re.search(r"^nvidia-nccl-cu12==(\S+)$", constraints, flags=re.M)[1]
+  build = read("../xla_patches/build_horovod.sh")
+  assert f'"nvidia-nccl-cu$major=={pinned}"' in build
 
 
 def listed(name):
   """{package: Requirement} of a file of requirements and those it includes."""
-  found = {}
+  packages = {}
   lines = (n.partition("#")[0].strip() for n in read(f"../{name}").splitlines())
   for line in filter(None, lines):
     if line.startswith("-r "):
-      found |= listed(os.path.join(os.path.dirname(name), line[3:]))
+      packages |= listed(os.path.join(os.path.dirname(name), line[3:]))
     elif not line.startswith("-c "):
       requirement = Requirement(line)
-      found[canonicalize_name(requirement.name)] = requirement
-  return found
+      packages[canonicalize_name(requirement.name)] = requirement
+  return packages
 
 
 def needed(names):
   """`names` of packages and all that these need, by what is installed here."""
-  found, left = set(), list(names)
+  packages, left = set(), list(names)
   while left:
     name = canonicalize_name(left.pop())
-    if name in found:
+    if name in packages:
       continue
-    found.add(name)
+    packages.add(name)
     for line in metadata.requires(name) or []:
       requirement = Requirement(line)
       marker = requirement.marker
       if marker is None or marker.evaluate({"extra": ""}):
         left.append(requirement.name)
-  return found
-
-
-def test_images_have_no_tools_of_tests_and_builds():
-  assert requirement_files("environment") == ["requirements/cpu.txt"]
-  assert requirement_files("horovod") == ["requirements/horovod.txt"]
-  runs_with = needed(listed("requirements/cpu.txt"))
-  tools = {"pytest", "pytest-xdist", "hypothesis", "mypy", "ruff", "cmake"}
-  assert not tools & runs_with
-  lists = listed("requirements/tests.txt"), listed("requirements/horovod.txt")
-  assert tools <= {*lists[0], *lists[1]}
+  return packages
 
 
 def test_images_have_what_the_code_imports():
@@ -158,56 +121,39 @@ def test_images_have_what_the_code_imports():
   imported = set()
   for name in test_architecture.MODULES:
     imported |= {i.split(".")[0] for i in test_architecture.imports(name)}
-  ours = {name.split(".")[0] for name in test_architecture.MODULES}
-  imported -= ours | set(sys.stdlib_module_names)
+  own = {name.split(".")[0] for name in test_architecture.MODULES}
+  imported -= own | set(sys.stdlib_module_names)
   imported -= {"horovod", "mlflow", "ray", "wandb"}
   imported -= listed("requirements/text.txt").keys()
   packages = metadata.packages_distributions()
   runs_with = needed(listed("requirements/cpu.txt"))
-  assert "numpy" in imported
+  assert "numpy" in imported and "pytest" not in runs_with
   for name in imported - {"compression"}:  # of Python 3.14
-    of = {canonicalize_name(package) for package in packages[name]}
-    assert of & runs_with, name
+    names = {canonicalize_name(package) for package in packages[name]}
+    assert names & runs_with, name
 
 
 def test_all_that_is_installed_has_one_pinned_version():
   files = ("cpu", "horovod", "text", "tests", "constraints")
-  found = [listed(f"requirements/{name}.txt") for name in files]
-  for name in needed(name for file in found[:4] for name in file):
-    pins = [str(f[name].specifier) for f in found if name in f]
+  lists = [listed(f"requirements/{name}.txt") for name in files]
+  for name in needed(name for file in lists[:4] for name in file):
+    pins = [str(f[name].specifier) for f in lists if name in f]
     pins = list(filter(None, pins))
     assert len(pins) == 1 and pins[0].startswith("=="), (name, pins)
-
-
-def test_horovod_is_built_against_the_nccl_that_is_installed():
-  constraints = read("../requirements/constraints.txt")
-  pinned = re.search(r"^nvidia-nccl-cu12==(\S+)$", constraints, flags=re.M)[1]
-  build = read("../xla_patches/build_horovod.sh")
-  assert f'"nvidia-nccl-cu$major=={pinned}"' in build
-
-
-def test_ssh_of_containers_agrees_with_itself():
-  client, server = settings("ssh_config"), settings("sshd_config")
-  assert client["Port"] == server["Port"]
-  assert int(server["Port"]) > 1024  # sshd is not root
-  assert server["HostKey"] == f"{HOME}/.ssh/id_rsa"
 
 
 # Manifests --------------------------------------------------------------------
 
 
-def manifest(name):
-  return yaml.safe_load(read(name))
-
-
-def containers(job):
-  """Launcher's and worker's pod and container."""
-  found = []
+def containers(name):
+  """(job, launcher's pod and container, worker's)."""
+  job = yaml.safe_load(read(name))
+  parts = []
   for role in ("Launcher", "Worker"):
     pod = job["spec"]["mpiReplicaSpecs"][role]["template"]["spec"]
     (container,) = pod["containers"]
-    found.append((pod, container))
-  return found
+    parts.append((pod, container))
+  return job, *parts
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
@@ -216,8 +162,7 @@ def test_manifests_keep_the_rules_of_mpijobs(name):
 
   github.com/kubeflow/mpi-operator, pkg/apis/kubeflow/validation/validation.go
   """
-  job = manifest(name)
-  assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v2beta1", "MPIJob")
+  job = yaml.safe_load(read(name))
   replicas = job["spec"]["mpiReplicaSpecs"]
   assert set(replicas) == {"Launcher", "Worker"}
   for replica in replicas.values():
@@ -228,65 +173,47 @@ def test_manifests_keep_the_rules_of_mpijobs(name):
   assert re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", host)
   policy = job["spec"]["runPolicy"]["cleanPodPolicy"]
   assert policy in ("None", "Running", "All")
-  assert job["spec"]["sshAuthMountPath"] == f"{HOME}/.ssh"
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
 def test_manifests_agree_with_the_image_and_its_scripts(name):
-  job = manifest(name)
-  for pod, container in containers(job):
+  job, *parts = containers(name)
+  for pod, container in parts:
     user = container["securityContext"]
     assert user["runAsUser"] == USER_ID and user["runAsNonRoot"]
     mounts = {m["name"] for m in container.get("volumeMounts", [])}
     assert mounts == {v["name"] for v in pod.get("volumes", [])}
-    words = [*container["command"]]
-    if "lifecycle" in container:
-      words += container["lifecycle"]["preStop"]["exec"]["command"]
-    ours = [w.removeprefix(f"{CHECKOUT}/") for w in words]
-    ours = [w for w in ours if w.startswith("docker/")]
-    assert ours and all(os.path.isfile(f"{runs.ROOT}/{w}") for w in ours)
-  (_, launcher), (_, worker) = containers(job)
-  assert worker["command"][-1] == f"{CHECKOUT}/docker/sshd_config"
+    words = [w.removeprefix(f"{CHECKOUT}/") for w in container["command"]]
+    scripts = [w for w in words if w.startswith("docker/")]
+    assert scripts
+    assert all(os.path.isfile(f"{runs.ROOT}/{w}") for w in scripts)
+  (_, launcher), (_, worker) = parts
   gpus = worker["resources"]["limits"]["nvidia.com/gpu"]
   assert gpus == job["spec"]["slotsPerWorker"]
   # The scripts read the settings.
-  scripts = read(launcher["command"][0].removeprefix("docker/"))
-  scripts += read("hosts.sh")
+  text = read(launcher["command"][0].removeprefix("docker/")) + read("hosts.sh")
   for variable in launcher["env"]:
-    assert f"${{{variable['name']}:" in scripts, variable
+    assert f"${{{variable['name']}:" in text, variable
     assert isinstance(variable["value"], str)
+  # ssh's client, its server, which is not root, and the operator's keys agree.
+  client, server = settings("ssh_config"), settings("sshd_config")
+  assert client["Port"] == server["Port"] and int(server["Port"]) > 1024
+  assert server["HostKey"] == f"{HOME}/.ssh/id_rsa"
+  assert job["spec"]["sshAuthMountPath"] == f"{HOME}/.ssh"
 
 
 def test_the_elastic_variant_has_the_same_workers_and_flags():
-  fixed, elastic = (containers(manifest(name)) for name in MANIFESTS)
+  fixed, elastic = (containers(name)[1:] for name in MANIFESTS)
   assert fixed[1] == elastic[1]
   flags = [f.replace("/base", "/elastic") for f in fixed[0][1]["command"][2:]]
   assert flags == elastic[0][1]["command"][2:]
   assert "--output_dir=/data/runs/elastic" in flags
 
 
-@pytest.mark.parametrize("name", MANIFESTS)
-def test_rdma_is_two_lines_without_their_signs(name):
-  """As docker/README.md says, and without them nobody needs a plugin for it."""
-  _, (_, plain) = containers(manifest(name))
-  assert "capabilities" not in plain["securityContext"]
-  signs = r"# (?=capabilities:|  add: \[IPC_LOCK\]|rdma/)"
-  text = re.sub(signs, "", read(name))
-  (_, launcher), (_, worker) = containers(yaml.safe_load(text))
-  assert worker["securityContext"]["capabilities"] == {"add": ["IPC_LOCK"]}
-  assert worker["resources"]["limits"] == {
-    **plain["resources"]["limits"],
-    "rdma/hca_shared_devices_a": 1,
-  }
-  assert "capabilities" not in launcher["securityContext"]
-  assert "`rdma/hca_shared_devices_a: 1`" in read("README.md")
-
-
 @pytest.mark.slow
 def test_the_flags_of_manifests_make_a_run(tmp_path):
   """--dry_run reads all flags, a config and the records' sizes."""
-  job = manifest(MANIFESTS[0])
-  _, launcher = containers(job)[0]
+  job, (_, launcher), _ = containers(MANIFESTS[0])
   os.makedirs(tmp_path / "records")
   for split, count in (("train", 4096), ("heldout", 4)):
     write_records(tmp_path / f"records/{split}.tfrecord", count, s=128, p=20)
