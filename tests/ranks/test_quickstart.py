@@ -69,7 +69,7 @@ def test_another_text_in_the_same_folder_is_an_error(tmp_path):
   text, paths = tmp_path / "a.txt", script.Paths(str(tmp_path / "run"))
 
   def check(corpus=text, **given):
-    script.check_source(paths, script.Settings(corpus=str(corpus), **given))
+    script.source_of(paths, script.Settings(corpus=str(corpus), **given))
 
   text.write_bytes("caf\xe9".encode("latin-1"))
   check()
@@ -77,7 +77,7 @@ def test_another_text_in_the_same_folder_is_an_error(tmp_path):
     check(encoding="nope")
   text.write_text("now in UTF-8: café")
   check()
-  source = script.check_source(paths, script.Settings(corpus=str(text)))
+  source = script.source_of(paths, script.Settings(corpus=str(text)))
   write_json(tmp_path / "run" / "source.json", source)
   check(encoding="UTF8")
   (tmp_path / "b.txt").write_text("b")
