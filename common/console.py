@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 
-_CLEAR = "\r\x1b[K"  # of a terminal's line
+_CLEAR = "\r\x1b[K"  # clears a terminal's line
 _RECENT_SECONDS = 30.0
 
 _progress_shows = False  # in the terminal's last line
@@ -138,6 +138,7 @@ class Progress:
     if moment < self._next and not now:
       return
     self._next = moment + self._every
+    # At the beginning nothing is known of the speed.
     rate = self._work / self._worked if self._worked else 0.0
     left = minutes((self._total - done) / rate) if rate > 0 else "--"
     fields = fields or (

@@ -81,6 +81,7 @@ def read_lines(path: str, form=None, strict: bool = True) -> list:
 def append_line(path: str, value) -> None:
   """Adds a value to a .jsonl file, in place of a last line without its end."""
   with files.naming(path), open(path, "a+b") as f:
+    # A writer that was killed left a part of a line.
     f.seek(0)
     f.truncate(f.read().rfind(b"\n") + 1)
     f.write(f"{text(value)}\n".encode())

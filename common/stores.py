@@ -96,7 +96,8 @@ class InStore(NamedTuple):
       import fsspec
 
       store, name = fsspec.core.url_to_fs(self.name)
-      store.invalidate_cache()  # it remembers lists of objects, which change
+      # It remembers lists of objects, which other machines change.
+      store.invalidate_cache()
       yield store, name
     except ImportError as e:
       raise UserError(
@@ -139,7 +140,8 @@ class InStore(NamedTuple):
       return path
     os.makedirs(cache_folder(), exist_ok=True)
     with open(path + ".tmp", "ab") as copy:
-      fcntl.flock(copy, fcntl.LOCK_EX)  # another process may be making it
+      # Another process of this machine may be making the copy.
+      fcntl.flock(copy, fcntl.LOCK_EX)
       if os.path.exists(path):
         return path
       with self._store() as (store, name), files.naming(copy.name):

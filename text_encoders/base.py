@@ -41,8 +41,11 @@ class TokenizerInfo:
 
   def is_like(self, other: "TokenizerInfo") -> bool:
     """Whether both give a text the same tokens, by all that is known."""
-    names = ("kind", "sha256", "do_lower_case")
-    return all(getattr(self, name) == getattr(other, name) for name in names)
+    return (
+      self.kind == other.kind
+      and self.sha256 == other.sha256
+      and self.do_lower_case == other.do_lower_case
+    )
 
 
 class WordTokens(NamedTuple):
@@ -76,10 +79,11 @@ class TokenSpans(NamedTuple):
     alone between spaces, join none.
     """
     count = len(text)
-    depth = np.zeros(count + 1, np.int32)  # its sums: tokens over a character
+    # The sums of `depth` are the numbers of tokens that show each character.
+    depth = np.zeros(count + 1, np.int32)
     np.add.at(depth, self.starts, 1)
     np.add.at(depth, self.ends, -1)
-    is_space = np.array(list(map(str.isspace, text)), bool)
+    is_space = np.array([char.isspace() for char in text], bool)
     is_dropped = (np.cumsum(depth)[:count] == 0) & ~is_space
     positions = np.arange(count + 1)
     # Begin and end of the dropped characters around each position.
@@ -173,23 +177,22 @@ class Encoder:
   def _set_vocabulary(
     self, tokens: list[str], special: dict[str, str], texts: list[str]
   ) -> dict[str, int]:
-    """token -> id; DataError if one of `special` is missing.
-
-    No text ever gets a repeated token's first id, as in google/bert.
-    """
+    """token -> id; DataError if one of `special` is missing."""
+    # Arrays over the vocabulary answer for a whole line of ids at once.
     self.special = special
     self.tokens, self.vocab_size, self.texts = tokens, len(tokens), []
     ids, continues, letters = {}, [], []
     for number, (token, text) in enumerate(zip(tokens, texts, strict=True)):
+      # The last of repeated tokens gets the text, as in google/bert.
       ids[token] = number
       self.texts.append(text or f"[{number}]")
       continues.append(text.startswith(self.mark) != self.marks_spaces)
       letters.append(spelt_letters(text.replace(self.mark, "")))
-    names = dict.fromkeys(special.values())
-    missing = ", ".join([token for token in names if token not in ids])
+    missing = [token for token in special.values() if token not in ids]
     if missing:
+      names = ", ".join(dict.fromkeys(missing))  # one may have two roles
       raise DataError(
-        f"{self.file}: the vocabulary lacks {missing}; {self.remedy}"
+        f"{self.file}: the vocabulary lacks {names}; {self.remedy}"
       )
     numbers = [ids[token] for token in special.values()]
     self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = numbers

@@ -12,7 +12,7 @@ from tokenizers import (
   models,
   normalizers,
   pre_tokenizers,
-)  # fmt: skip
+)
 
 from common import input_files
 from common.errors import DataError
@@ -101,14 +101,12 @@ class SentencePieceEncoder(base.Encoder):
     line = without_surrogates(line)
     return line.lower() if self.do_lower_case else line
 
-  def _is_space(self, token: int) -> bool:
-    return not self.tokens[token].strip(base.SENTENCEPIECE_SPACE)
-
   def encode_words(self, lines: Sequence[str]) -> list[base.WordTokens]:
     words = []
     for line, ids in zip(lines, self.encode_batch(lines), strict=True):
       continues = self.is_continuation[ids]
       if has_chinese(line):
+        # jieba reads the text that the pieces spell, with spaces for marks.
         text, starts = "", []
         for piece in self._model.encode(self._clean(line), out_type=str):
           starts.append(len(text))
@@ -128,14 +126,14 @@ class SentencePieceEncoder(base.Encoder):
     shown = set()  # characters that tokens show
     for char in set(text):
       for token, _, _ in self._pieces(char):
-        if not self._is_space(token):
+        if self.tokens[token].strip(self.mark):
           shown.add(char)
     spans = []
     for token, begin, end in self._pieces(text):
       # A piece may begin with the space before its word. If a character gives
       # several pieces (an ellipsis gives three), only the last has it.
       inside = []
-      if not self._is_space(token):
+      if self.tokens[token].strip(self.mark):
         for position in positions[begin : max(end, begin + 1)]:
           if position < len(text) and text[position] in shown:
             inside.append(position)

@@ -34,11 +34,13 @@ def _special_tokens(file: str, ids: dict[str, int]) -> dict[str, str]:
     for key in keys:
       form[f"{key}?"] = (str, {"content": str}, None)
   content: dict = {}
-  for path in filter(os.path.exists, paths):
-    content |= json_files.read(path, form)
+  for path in paths:
+    if os.path.exists(path):
+      content |= json_files.read(path, form)
   special: dict[str, str] = {}
   for role, (keys, names) in _ROLES.items():
     for token in [*map(content.get, keys), *names]:
+      # An AddedToken is written with its properties.
       if isinstance(token, dict):
         token = token["content"]
       if token in ids:
@@ -57,15 +59,16 @@ def _opened(file: str, content: bytes) -> Tokenizer:
 
 
 def _reading_text(whole: Tokenizer, special: Iterable[str]) -> dict:
-  """A tokenizer's JSON without what changes or cuts a text's tokens.
-
-  Special tokens, `special` and those that it calls so, get names that no text
-  has: so "[MASK]" in a text is text.
-  """
-  hidden = {name: f"\0{name}" for name in special}
+  """A tokenizer's JSON without what changes or cuts a text's tokens."""
+  # Special tokens, `special` and those that the file calls so, get names that
+  # no text has. So "[MASK]" in a text is text.
+  hidden = {}
+  for name in special:
+    hidden[name] = f"\0{name}"
   content = json.loads(whole.to_str())
   model = content["model"]
-  model["dropout"] = None  # of merges, by chance
+  # Dropout leaves out merges by chance; the rest is added by who uses the ids.
+  model["dropout"] = None
   for part in ("truncation", "padding", "post_processor"):
     content[part] = None
   for token in content["added_tokens"]:
@@ -74,8 +77,10 @@ def _reading_text(whole: Tokenizer, special: Iterable[str]) -> dict:
       hidden[name] = f"\0{name}"
       token |= {"content": hidden[name], "normalized": False}
   vocab = model["vocab"]
-  if model["type"] == "Unigram":  # the only one with a list
-    model["vocab"] = [(hidden.get(name, name), score) for name, score in vocab]
+  # Unigram's vocabulary is a list, because each token has a score.
+  if model["type"] == "Unigram":
+    for number, (name, score) in enumerate(vocab):
+      vocab[number] = (hidden.get(name, name), score)
   else:
     for name, other in hidden.items():
       if name in vocab:
@@ -83,18 +88,6 @@ def _reading_text(whole: Tokenizer, special: Iterable[str]) -> dict:
   if model.get("unk_token") in hidden:
     model["unk_token"] = hidden[model["unk_token"]]
   return content
-
-
-def _with_chinese_words(
-  line: str, offsets: Sequence[tuple], continues: np.ndarray
-) -> np.ndarray:
-  """`continues` of a line's tokens, but by jieba's words around Chinese."""
-  starts, ends = np.array(offsets).T
-  inside = base.inside_chinese_words(line, starts)
-  inside[1:] |= starts[1:] < ends[:-1]  # parts of one character
-  chinese = np.array([has_chinese(line[i : i + 1]) for i in starts])
-  chinese[1:] |= chinese[:-1]
-  return np.where(chinese, inside, continues)
 
 
 class HuggingFaceEncoder(base.Encoder):
@@ -112,6 +105,7 @@ class HuggingFaceEncoder(base.Encoder):
     normalizer = whole.normalizer
     lowers = bool(normalizer) and "a" in normalizer.normalize_str("A")
     super().__init__(file, lowers)
+    # A list by id follows: a file with one huge id would exhaust the memory.
     last = max(ids.values(), default=-1)
     if last > 2 * len(ids) + 1000:
       raise DataError(f"{file}: renumber its {len(ids)} tokens: one is {last}")
@@ -119,10 +113,14 @@ class HuggingFaceEncoder(base.Encoder):
     for token, number in ids.items():
       tokens[number] = token
     texts, space = tokens, base.SENTENCEPIECE_SPACE
+    # Byte-level tokens are spelt in letters that stand for bytes; for people,
+    # and to find spaces, they are decoded.
     parts = content["decoder"], content["pre_tokenizer"]
     if "ByteLevel" in json.dumps(parts):
       decode = decoders.ByteLevel().decode
       texts, space = [decode([token]) for token in tokens], " "
+    # Either tokens that go on in a word begin with a mark, or those that begin
+    # one do; a file without any mark has words by its pre_tokenizer alone.
     prefix = content["model"].get("continuing_subword_prefix")
     self.mark = prefix or space
     has_spaces = any(text.startswith(space) for text in texts)
@@ -131,6 +129,7 @@ class HuggingFaceEncoder(base.Encoder):
     usual = base.SPECIAL_BY_ROLE | {"unk": roles.get("pad", base.PAD)}
     self._set_vocabulary(tokens, usual | roles, texts)
     self.special = roles
+    # What the library does with spaces is seen by what it makes of one.
     (probe,) = self._encode(["a a"])
     self._splits_words = len({*probe.word_ids}) > 1
     begins_with_space = probe.ids and texts[probe.ids[0]].startswith(space)
@@ -175,7 +174,14 @@ class HuggingFaceEncoder(base.Encoder):
       if not self._splits_words:  # to the library a line is one word
         continues &= self.is_continuation[ids]
       if len(ids) and has_chinese(line):
-        continues = _with_chinese_words(line, encoding.offsets, continues)
+        # Words are jieba's where a token, or the one before it, is Chinese.
+        starts, ends = np.array(encoding.offsets).T
+        inside = base.inside_chinese_words(line, starts)
+        # Several tokens may be parts of one character.
+        inside[1:] |= starts[1:] < ends[:-1]
+        chinese = np.array([has_chinese(line[i : i + 1]) for i in starts])
+        chinese[1:] |= chinese[:-1]
+        continues = np.where(chinese, inside, continues)
       words.append(base.WordTokens(ids, continues))
     return words
 
@@ -183,6 +189,7 @@ class HuggingFaceEncoder(base.Encoder):
     (encoding,) = self._encode([text])
     spans = []
     for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+      # A token's offsets may include the space before its word.
       shown = text[start:end]
       start += len(shown) - len(shown.lstrip())
       spans.append((token, start, start + len(shown.strip())))

@@ -14,7 +14,7 @@ from tokenizers import (
   models,
   normalizers,
   pre_tokenizers,
-)  # fmt: skip
+)
 
 from common import input_files
 from common.errors import DataError
@@ -24,7 +24,7 @@ from text_encoders.characters import (
   is_control,
   is_punctuation,
   is_whitespace,
-)  # fmt: skip
+)
 
 MAX_INPUT_CHARS_PER_WORD = 200
 
@@ -139,6 +139,7 @@ class BasicTokenizer:
   def tokenize(self, text: str | bytes) -> list[str]:
     """The words of a text; each punctuation sign and CJK character is one."""
     text = convert_to_unicode(text)
+    # ASCII, most of English, needs one table only.
     if text.isascii():
       if self.do_lower_case:
         text = text.lower()
@@ -181,6 +182,7 @@ class WordpieceTokenizer:
     if len(word) > self.max_input_chars_per_word:
       return None
     pieces, start = [], 0
+    # Greedy: the longest piece that begins at `start`, again and again.
     while start < len(word):
       prefix = "##" if start else ""
       for end in range(len(word), start, -1):
@@ -224,6 +226,7 @@ class _PieceCache(dict):
     ids = tuple(convert_by_vocab(self._vocab, self._tokenize(word)))
     # A longer word, which is unknown, may be as long as its line.
     if len(word) <= MAX_INPUT_CHARS_PER_WORD:
+      # Frequent words come back soon, so starting anew costs little.
       if len(self) >= _MAX_CACHED_WORDS:
         self.clear()
       self[word] = ids
@@ -250,6 +253,7 @@ class WordPieceEncoder(base.Encoder):
   def encode_batch(self, lines: Sequence[str]) -> list[np.ndarray]:
     encoded = []
     for line in lines:
+      # The hot loop of making records: all of it runs in C but for new words.
       pieces = map(self.pieces_of, self.split_words(line))
       ids = list(itertools.chain.from_iterable(pieces))
       encoded.append(np.array(ids, np.int32))

@@ -35,9 +35,10 @@ _LAST = {
 _ENTROPY_PANEL = "masked_lm_loss"
 _COLUMNS = 2
 _SMOOTHED_FROM = 20  # points of a curve
-# Of an .svg file all but its head.
+# An .html file has an .svg's content after its head.
 _PAGE = b'<!DOCTYPE html>\n<meta charset="utf-8"><title>Curves</title>\n<svg%s'
-# Updates at whose numbers the scale does not look, as a share of all.
+# The first updates, as a share of all, do not count for the scale: their
+# losses are far above the rest.
 _START = 0.05
 _EVALUATION: dict = {"marker": "o", "ms": 3, "ls": ":"}
 _ENTROPY: dict = {"ls": "--", "lw": 1}
@@ -119,6 +120,7 @@ def _draw_run(axis, key: str, run: Run, color: str) -> np.ndarray:
   axis.plot(steps, mean, color=color, lw=1.4)
   evaluated, results = _points(run.evaluations, key)
   axis.plot(evaluated, results, color=color, **_EVALUATION)
+  # The scale shows what comes after the start, evaluations too.
   steps = np.append(steps, evaluated)
   shown = np.append(values, results)[steps >= _START * steps.max(initial=0)]
   if key == _ENTROPY_PANEL and run.entropy:

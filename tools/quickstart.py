@@ -178,6 +178,7 @@ def run(title: str, command: list[str]) -> None:
 def prepare(paths: Paths, settings: Settings) -> None:
   """Makes text, vocabulary, records and the model's config, if missing."""
   source = source_of(paths, settings)
+  # A step is done if its output is there: each makes it whole or not at all.
   for step in steps(paths, settings):
     if not os.path.exists(step.output):
       run(step.title, step.command)
@@ -224,6 +225,7 @@ def pretraining_command(paths: Paths, ranks: int, updates: int) -> list[str]:
 
   The global batch, and so the run, is the same for any number of ranks.
   """
+  # Little text may be less than one batch.
   batch = min(GLOBAL_BATCH, paths.counts("train")["examples"])
   command = python(
     "run_pretraining.py", do_train=True, do_eval=True,

@@ -222,6 +222,8 @@ def main(settings: Settings, model: str, *more: str) -> None:
   """Makes the runs that are missing, one after the other, and the table."""
   tasks, seeds = read_tasks(settings), read_seeds(settings.seeds)
   check_flags(tasks, more)
+  # All runs start from one copy, because a training that goes on may remove
+  # the checkpoint meanwhile.
   kept = os.path.join(settings.output_dir, _MODEL_FOLDER)
   chosen = kept if os.path.isdir(kept) else model
   source = model_source.find(chosen, settings.given)

@@ -23,7 +23,7 @@ from tokenizers import (
   pre_tokenizers,
   processors,
   trainers,
-)  # fmt: skip
+)
 
 from common import errors, files, input_files, json_files
 from common.console import counted, tell
@@ -57,10 +57,10 @@ def _parts(lines: Iterable[str]) -> Iterator[str]:
 
 
 def sample(lines: Iterable[str], size: int) -> list[str]:
-  """Parts of lines in their order, the same each time.
-
-  All of them, or as many by chance as have at most `size` bytes.
-  """
+  """Parts of lines in their order, the same each time: `size` bytes at most."""
+  # Each part draws a number. If the parts held are too many, the share that is
+  # kept halves, and those with higher numbers go. So one pass gives a sample of
+  # text of any length.
   chance, share, held = random.Random(1), 1.0, 0
   parts: list[tuple[float, str]] = []
   for part in _parts(lines):
@@ -131,7 +131,8 @@ def train_wordpiece(
   for word, count in words.items():
     for letter in word:
       letters[letter] += count
-  ranked = sorted(letters)  # so that equally frequent ones have one order
+  # Sorted twice, so that equally frequent letters have one order.
+  ranked = sorted(letters)
   ranked.sort(key=letters.__getitem__, reverse=True)
   alphabet = frozenset(ranked[: min(_MAX_ALPHABET, room)])
   kept = sorted(word for word in words if alphabet.issuperset(word))
@@ -163,8 +164,9 @@ def train_sentencepiece(
   DataError if the text is too small for `vocab_size`.
   """
   if do_lower_case:
-    lines = (line.lower() for line in lines)
-  parts = list(_parts(lines))  # what goes wrong is not the library's
+    lines = map(str.lower, lines)
+  # A list, because the library would hide an error while it reads.
+  parts = list(_parts(lines))
   model = io.BytesIO()
   try:
     sentencepiece.SentencePieceTrainer.train(
