@@ -145,9 +145,13 @@ def test_all_that_is_installed_has_one_pinned_version():
 # Manifests --------------------------------------------------------------------
 
 
+def manifest(name):
+  return yaml.safe_load(read(name))
+
+
 def containers(name):
   """(job, launcher's pod and container, worker's)."""
-  job = yaml.safe_load(read(name))
+  job = manifest(name)
   parts = []
   for role in ("Launcher", "Worker"):
     pod = job["spec"]["mpiReplicaSpecs"][role]["template"]["spec"]
@@ -162,7 +166,7 @@ def test_manifests_keep_the_rules_of_mpijobs(name):
 
   github.com/kubeflow/mpi-operator, pkg/apis/kubeflow/validation/validation.go
   """
-  job = yaml.safe_load(read(name))
+  job = manifest(name)
   replicas = job["spec"]["mpiReplicaSpecs"]
   assert set(replicas) == {"Launcher", "Worker"}
   for replica in replicas.values():
