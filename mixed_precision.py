@@ -98,6 +98,7 @@ class DynamicLossScale:
     overflow = tf.logical_not(finite) | (dropped > 0.0)
     config, scale = self._config, self.value
     left, good = tf.convert_to_tensor(self._left), self._good + 1.0
+    # Earlier overflows are only counted (hysteresis).
     lower = overflow & (left <= 1.0)
     grow = tf.logical_not(overflow) & (good >= config.loss_scale_window)
     # A scale beyond float32's own range could not be undone.

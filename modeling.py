@@ -110,6 +110,7 @@ class BertModel:
     slices=WHOLE,
     positions=None,
   ):
+    # The config is the caller's, so dropout is switched off in a copy.
     dropout = None if is_training else 0.0
     config = config.with_dropout(dropout, dropout)
     config.validate()
@@ -117,6 +118,7 @@ class BertModel:
     if token_type_ids is None or config.type_vocab_size <= 1:
       token_type_ids = tf.zeros([batch_size, seq_length], tf.int32)
     layout = _layout(input_mask, seq_length, examples_per_sequence)
+    # Local layers of long rows need no [B, S, S] mask: they compare numbers.
     numbers = None
     if config.global_attn_every_n_layers > 1:
       shape, packed = [batch_size, seq_length], examples_per_sequence > 1
@@ -133,6 +135,8 @@ class BertModel:
         hidden, residual = self._embed(
           input_ids, token_type_ids, layout, layer, use_one_hot_embeddings, seed
         )
+      # What the pooler reads is computed in the last layer, too: all tokens for
+      # a mean, or each example's first token, after the positions.
       if with_pooler and config.pools_all_tokens:
         positions = None
       elif with_pooler and positions is not None:
@@ -171,6 +175,8 @@ class BertModel:
       norm=norm if config.embedding_norm else None,
       position_offset=config.position_offset,
     )
+    # A pre-layer-norm encoder without a norm of embeddings reads normalized
+    # ones, but its residual is not normalized.
     if config.embedding_norm or not config.pre_layer_norm:
       return self.embedding_output, None
     policy, residual = layer.policy, self.embedding_output
@@ -253,6 +259,7 @@ class _Layout(NamedTuple):
       return tf.reduce_mean(outputs, axis=1)
     members = tf.cast(self.members, policy.losses)
     totals = reshape_to_matrix(tf.matmul(members, outputs))
+    # A missing example has no tokens, and a mean of 0.
     counts = tf.reshape(tf.reduce_sum(members, axis=2), [-1, 1])
     return totals / tf.maximum(counts, 1.0)
 
@@ -276,6 +283,7 @@ def _layout(input_mask, seq_length, examples_per_sequence) -> _Layout:
     return _Layout(mask, members=mask)
   # Padding is an example too, so that it attends to something.
   mask = tf.equal(tf.expand_dims(input_mask, 1), input_mask[:, :, tf.newaxis])
+  # An example begins where its number first occurs. Positions count from there.
   numbers = tf.range(1, examples_per_sequence + 1, dtype=input_mask.dtype)
   is_own = tf.equal(input_mask[:, tf.newaxis], numbers[:, tf.newaxis])
   starts = tf.argmax(tf.cast(is_own, tf.int32), axis=-1, output_type=tf.int32)
@@ -323,6 +331,7 @@ def masked_lm_logits(
         axis=0,
       )
     weights = tf.convert_to_tensor(output_weights)
+    # Sampled classes are gathered from the table when labels are known.
     if sampling is not None:
       return SampledLogits(hidden, weights, bias, sampling)
     if weights.dtype != policy.heads:  # a copy anyway
@@ -451,6 +460,7 @@ class PretrainingBatch(NamedTuple):
 def _example_weights(batch):
   """float32 [B, E]: example_weights for the examples that a record has."""
   examples = batch.next_sentence_labels.shape.as_list()[1]
+  # input_mask numbers a row's examples, so its maximum counts them.
   last = tf.reduce_max(batch.input_mask, axis=1, keepdims=True)
   numbers = np.arange(1, examples + 1, dtype=last.dtype.as_numpy_dtype)
   exists = numbers <= last
@@ -491,6 +501,7 @@ def _rows_to_predict(weights):
   a large factor. n has 8 values at most, for each of which kernels compile.
   """
   rows = get_shape_list(weights)[0]
+  # Eight sizes at most, each a multiple of _ROWS.
   step = -(-rows // (8 * _ROWS)) * _ROWS
   is_used = tf.cast(weights > 0, tf.int32)
   _, used_first = tf.math.top_k(is_used, rows)  # of equals the first first
@@ -596,6 +607,7 @@ def pretraining_loss(sums: PretrainingSums, weights: tf.Tensor) -> tf.Tensor:
   `weights`, float32 [2], are the global batch's masked_lm_weight and examples.
   """
   with tf.name_scope("loss"):
+    # A batch without masked tokens has a loss of 0, not 0 / 0.
     masked_lm_weight, examples = tf.unstack(tf.maximum(weights, 1.0))
     loss = sums.masked_lm_loss / masked_lm_weight
     if sums.next_sentence_loss is not None:

@@ -150,6 +150,7 @@ def from_huggingface_config(content: dict, source: str) -> ReadConfig:
         f"{source}: the architecture {name} is not one of "
         f"{', '.join(kind.architectures())}"
       )
+  # What nothing here knows is reported: it may be what makes the model differ.
   read = {key.name for key in kind.keys.values()} | {*vars(config)}
   left_out = {*content} - read - _WITHOUT_EFFECT - {*kind.checked}
   return ReadConfig(

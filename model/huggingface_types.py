@@ -155,6 +155,8 @@ class ModelType:
 
     A name that several heads have is the last one's.
     """
+    # A tensor of several weights, as ModernBERT's Wqkv, has them one below the
+    # other, in the order of the table.
     weights, tensors = w.weights(config), dict[str, list[w.Weight]]()
     parts = [head.name for head in heads if head in self.heads]
     for part in (*self.body, *parts):
@@ -249,6 +251,8 @@ class _Roberta(_Bert):
   decoder = "lm_head.decoder"
 
   def write(self, config, ids):
+    # RoBERTa's positions count from the id of [PAD] plus 1, and its table has
+    # rows for those that no token has.
     pad = max(0, config.position_offset - 1)
     content = super().write(config, {"pad": pad, **ids})
     content["max_position_embeddings"] += content["pad_token_id"] + 1

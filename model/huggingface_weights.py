@@ -43,6 +43,7 @@ def count_parts(
   """
   counts, known = {}, w.weights(config)
   names = names or {weight.name: weight.name for weight in known}
+  # A part is there whole or not at all; only the encoder must be there.
   for part in w.PARTS:
     wanted, missing = [], []
     for weight in known:
@@ -154,6 +155,7 @@ def from_huggingface(
   """
   kind, wanted = known.kind, known.tensors(tensors)
   named, left_out = _named(tensors, kind.base, {*wanted}, source)
+  # Some writers save a tied tensor twice: both must have the same numbers.
   for tied, weight in kind.tied().items():
     if tied in named and tied not in wanted:
       value = named.pop(tied)
@@ -187,6 +189,7 @@ def _named(
   left_out, buffers = [], {base + name for name in _BUFFERS}
   is_bare = not any(name.startswith(base) for name in tensors)
   for name, value in tensors.items():
+    # Conversions from TensorFlow once kept its names of layer norms.
     full = name.replace("LayerNorm.gamma", "LayerNorm.weight")
     full = full.replace("LayerNorm.beta", "LayerNorm.bias")
     if is_bare and base + full in wanted | buffers:
@@ -269,6 +272,7 @@ def files(folder: str) -> list[str]:
       "pytorch_model.bin, in an environment with torch, numpy and safetensors: "
       f"{command}"
     )
+  # The index says in which shard each tensor is.
   names_by_file = collections.defaultdict(set)
   try:
     for name, file in json_files.read(index)["weight_map"].items():

@@ -134,9 +134,12 @@ def word_embeddings(
     scores -= np.outer(frequency, frequency @ scores)
     _, axes = np.linalg.eigh(scores.T @ scores)
     factors[:, : wanted - 1] = scores @ axes[:, 1:]  # the first has none left
+  # In the singular vectors' own basis the first numbers of all words would
+  # be the largest; in a random one all numbers are alike.
   basis = np.linalg.qr(rng.normal(size=[hidden, hidden]))[0]
   rotated = _normalized(factors @ basis.astype(np.float32))
   number = neighbours.sum(axis=1)[:, None]
+  # Rare words have few counts, of which much is chance: noise replaces it.
   weight = number / (number + _FEW_NEIGHBOURS)
   weight *= rotated.any(axis=1, keepdims=True)
   noise = _normalized(rng.standard_normal(factors.shape, np.float32))

@@ -67,6 +67,7 @@ class Kernel:
 
   def _run(self, function, values, static):
     """function(), with those of `values` and `static` that it names."""
+    # The parameters' names say what the function reads; only that is kept.
     names = inspect.signature(function).parameters
     static = {n: value for n, value in static.items() if n in names}
     tensors = {n: values[n] for n in names if n in values}
@@ -83,6 +84,7 @@ class Kernel:
       result, saved = result
       values |= saved
     values["result"] = result
+    # The gradients of two readers are added in the kernel, not by an op more.
     readers = ["dy", "dy_2"] if twice else ["dy"]
 
     def gradient(op, *d_tensors):
@@ -111,6 +113,7 @@ def row_numbers(shape, part=None) -> tuple:
   as in `keep_mask`.
   """
   shape = [n if isinstance(n, int) else tf.cast(n, tf.int64) for n in shape]
+  # `whole` is the shape of all slices together, `leading` this one's rows.
   *leading, width = shape or [1]
   whole = [leading[0], part[1], *leading[2:]] if part else leading
   total = math.prod([*whole, width])
@@ -122,6 +125,7 @@ def row_numbers(shape, part=None) -> tuple:
     row += part[0] * inner
   high = 0
   if large:
+    # The low word would wrap around within 2^32 / width rows.
     rows_of_word = 2**32 // width
     high = tf.cast(row // rows_of_word, tf.uint32)[:, tf.newaxis]
     row %= rows_of_word
@@ -155,6 +159,7 @@ def keep_mask(shape, keep_prob: float, seed, part=None):
     high = tf.reshape(high, [*shape[:-1], 1])
     # Sites differ by small numbers in this half of the seed.
     key[1] += high * tf.constant(0x9E3779B1, tf.uint32)
+  # Two rounds of lowbias32: multiply by odd constants, xor with high bits.
   x = tf.bitwise.bitwise_xor(number, key[0])
   x = _mix(_mix(x, 0x7FEB352D, 15), 0x846CA68B, 16) + key[1]
   x = _mix(_mix(x, 0x9E3779B1, 15), 0x846CA68B, 16)
@@ -165,6 +170,7 @@ def keep_mask(shape, keep_prob: float, seed, part=None):
 def _drop(x, keep_prob, seed, part=None):
   if keep_prob == 1.0:
     return x
+  # A shape that is known when the graph is built costs no op.
   shape = x.shape.as_list() if x.shape.is_fully_defined() else tf.shape(x)
   if not isinstance(shape, list):
     shape = tf.unstack(shape, num=x.shape.ndims)
@@ -231,6 +237,7 @@ def gelu_gradient(x, dy, bias=None, *, dtype=tf.float32):
   wide = _biased(x, bias, dtype)
   if dtype == tf.float16:  # beyond, the slope is 0, and the square overflows
     wide = tf.clip_by_value(wide, -16.0, 16.0)
+  # d/dx [x s(u)] = s(u) + x s(u) (1 - s(u)) du/dx, where s is the sigmoid.
   square = tf.square(wide)
   gate = tf.sigmoid(wide * (_GELU_A + _GELU_B * square))
   slope = wide * gate * (1.0 - gate) * (_GELU_A + (3.0 * _GELU_B) * square)
@@ -248,6 +255,7 @@ def gelu_erf(x, bias=None, *, dtype=tf.float32):
 @gelu_erf.gradient
 def gelu_erf_gradient(x, dy, bias=None, *, dtype=tf.float32):
   wide = _biased(x, bias, dtype)
+  # d/dx [x F(x)] = F(x) + x f(x), of the normal distribution.
   density = tf.exp(-0.5 * tf.square(wide)) * (1.0 / math.sqrt(2.0 * math.pi))
   slope = _normal_cdf(wide) + wide * density
   return _with_bias({"x": tf.cast(tf.cast(dy, dtype) * slope, x.dtype)}, bias)
@@ -286,6 +294,7 @@ def rotate(x, cos, sin):
 
 @rotate.gradient
 def rotate_gradient(dy, cos, sin):
+  # The transpose of a rotation is the rotation by the negative angle.
   return {"x": _rotated(dy, cos, -sin)}
 
 
@@ -309,6 +318,8 @@ def with_neighbours(blocks):
 
 @with_neighbours.gradient
 def with_neighbours_gradient(dy):
+  # A block was read as itself, as the one before the next, and as the one
+  # after the last: three gradients.
   before, own, after = tf.split(dy, 3, axis=3)
   nothing = tf.zeros_like(own[:, :, :1])
   of_next = tf.concat([before[:, :, 1:], nothing], axis=2)
@@ -410,6 +421,8 @@ def attention_probs(scores, bias, seed, scale, keep_prob, dtype, heads=None):
   and broadcast. `heads` is (first, count) if the N heads are some of `count`.
   """
   static = dict(scale=scale, dtype=dtype)
+  # With dropout the result is no softmax, so the gradient needs the scores;
+  # without it the result is enough.
   if keep_prob == 1.0:
     return probs(scores, bias, **static)
   static |= dict(keep_prob=keep_prob, heads=heads)
@@ -556,6 +569,7 @@ def invertible_add_and_norm_gradient(
   centred, dtype, types,
 ):  # fmt: skip
   y, g, b = (tf.cast(t, dtype) for t in (result, gamma, beta))
+  # The normalized input; where gamma is 0 it is lost, and its gradient is 0.
   x_hat = tf.math.divide_no_nan(y - b, g)
   # As _normalize_gradient of x with mean 0, which only (x - mean) enters.
   dy = _total_dy(dy, dy_2, dtype)
@@ -606,6 +620,7 @@ def _class_logits(logits, bias, dtype):
 
 def _log_sum_exp(wide):
   """The highest of each row, and the log of the sum of its exponentials."""
+  # Subtracted, so that no exponential overflows.
   highest = tf.reduce_max(wide, axis=-1)
   total = tf.reduce_sum(tf.exp(wide - highest[:, tf.newaxis]), axis=-1)
   return highest, highest + tf.math.log(total)
@@ -654,12 +669,15 @@ def sliced_cross_entropy(logits, bias, labels, dtype, first, stack):
   `labels` number all classes; `stack` makes [slices, 3, n] of the slices'
   [3, n].
   """
+  # Labels of other slices become -1.
   own = labels - first
   own = tf.where(
     (own >= 0) & (own < tf.shape(bias)[0]), own, -tf.ones_like(own)
   )
   part = jit.compiled(_cross_entropy_part, dtype=dtype)(logits, bias, own)
   log_totals, at_label, highest = tf.unstack(stack(part), num=3, axis=1)
+  # Each slice knows its own sum; the label's logit is the least number in all
+  # slices but one.
   log_total = tf.reduce_logsumexp(log_totals, axis=0)
   at_label = tf.reduce_max(at_label, axis=0)
   right = tf.cast(at_label >= tf.reduce_max(highest, axis=0), tf.float32)
@@ -713,6 +731,7 @@ def sampled_cross_entropy_gradient(
   wide = _all_but_labels(others, bias, classes, labels, dtype)
   probs = tf.exp(wide - log_total[:, tf.newaxis])
   d_losses = tf.cast(dy[0], dtype)
+  # The label's own probability, less 1.
   d_own = (tf.exp(tf.cast(own, dtype) - log_total) - 1.0) * d_losses
   d_bias = tf.linalg.matvec(probs, d_losses, transpose_a=True)
   return {

@@ -15,7 +15,8 @@ from model import kernels
 from model.tensor_parallel import WHOLE, Slices
 from xla_patches import jit
 
-_LEAST_EPSILON = {tf.float16: 1e-7}  # knows no number much smaller
+# float16 knows no number much smaller: a smaller epsilon would be 0.
+_LEAST_EPSILON = {tf.float16: 1e-7}
 
 
 def hashed_seed(dropout_seed):
@@ -201,6 +202,7 @@ BERTS_NORM = Norm()
 
 def norm_weights(width: int, norm=BERTS_NORM, name=None) -> tuple:
   """(gamma, beta) of a layer norm, float32 [width]; 0 without a bias."""
+  # google/bert's order of variables: beta comes before gamma.
   with tf.variable_scope(name, default_name="LayerNorm"):
     if norm.has_bias:
       zeros = tf.zeros_initializer()
@@ -262,6 +264,8 @@ def recomputed(function, *tensors):
     used.append(getter(*args, **kwargs))
     return used[-1]
 
+  # The gradient must name every variable that the function reads, so those
+  # that it asks for are written down.
   with tf.variable_scope(scope, custom_getter=record):
     results = function(*tensors)
   single = isinstance(results, tf.Tensor)
@@ -270,6 +274,7 @@ def recomputed(function, *tensors):
 
   def gradient(op, *d_results):
     d_results = d_results[: len(results)]
+    # Not before the backward pass has come here, or all would be in memory.
     with tf.control_dependencies(d_results):
       again = [tf.identity(tensor) for tensor in tensors]
       with tf.variable_scope(scope, reuse=True, auxiliary_name_scope=False):
@@ -338,6 +343,7 @@ def get_shape_list(tensor, expected_rank=None, name=None):
 def gather_indexes(sequence_tensor, positions):
   """float [B * P, H]: a [B, S, H] tensor's vectors at int [B, P] positions."""
   batch_size, seq_length, width = get_shape_list(sequence_tensor, 3)
+  # A constant where sizes are known, so that no op computes it.
   if isinstance(batch_size, int) and isinstance(seq_length, int):
     starts = np.arange(batch_size, dtype=positions.dtype.as_numpy_dtype)
   else:

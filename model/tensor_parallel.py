@@ -51,6 +51,7 @@ class Slices:
     begin, end = self.bounds(shape[axis])
     own_shape = [*shape[:axis], end - begin, *shape[axis + 1 :]]
 
+    # A part of the whole initial value, so that T slices start as one rank.
     def own(_, dtype=tf.float32, partition_info=None):
       return self.own(initializer(shape, dtype), axis)
 
@@ -60,6 +61,7 @@ class Slices:
     return variable
 
   def own(self, whole: tf.Tensor, axis: int) -> tf.Tensor:
+    """This rank's part of a tensor."""
     begin, end = self.bounds(whole.shape.as_list()[axis])
     return tf.gather(whole, tf.range(begin, end), axis=axis)
 
@@ -108,6 +110,7 @@ class Slices:
     """The norm of the whole of a tensor that is sliced as `variable` is."""
     if self.size == 1 or cut_of(variable) is None:
       return tf.norm(tensor)
+    # Norms do not add up over slices; their squares do.
     squares = tf.reduce_sum(tf.square(tensor))
     return tf.sqrt(self._comm.allreduce(squares, name="slices_norm"))
 

@@ -35,7 +35,8 @@ class DenseLayer(NamedTuple):
   name: str
   inputs: int
   units: int
-  # What tensor slices divide between them: "inputs" or "units".
+  # What tensor slices divide between them, "inputs" or "units": units of what
+  # begins a block, inputs of what ends it, so that a block sums once.
   cut: str
   # Of `mixed_precision.Policy`, which has its type.
   part: str
@@ -50,6 +51,7 @@ def dense_layers(config: BertConfig) -> list[DenseLayer]:
   keys = config.key_value_heads * config.head_size
   attention: dict = dict(part="attention", has_bias=config.attention_bias)
   feed_forward: dict = dict(part="feed_forward", has_bias=config.mlp_bias)
+  # The last layer computes queries of few tokens, but keys and values of all.
   layers = [
     DenseLayer(QUERY, width, width, "units", **attention),
     DenseLayer(KEY, width, keys, "units", **attention, of_all_tokens=True),
@@ -96,6 +98,7 @@ _ROLES = {
 def weights(config: BertConfig) -> list[Weight]:
   """Every weight that a BERT may have, with all heads, in the graph's order."""
   width = config.hidden_size
+  # Embeddings, then layers, the pooler and the heads.
   words, table = (config.vocab_size, width), []
   for name, rows in embedding_tables(config):
     embeddings = f"bert/embeddings/{name}_embeddings"

@@ -90,12 +90,15 @@ def compiled(function, modes=KERNELS, **static):
   """
   if _current.get()[0] not in modes:
     return functools.partial(function, **static)
+  # Variables belong to the graph around the program.
   graph = tf.get_default_graph()
 
   def traced(*tensors, **named):
     with _variables_of(graph):
       return function(*tensors, **named, **static)
 
+  # All layers of one kind share a program: a deep model compiles no longer
+  # than a shallow one.
   programs = _current.get()[1]
   key = function, *sorted(static.items())
   if key not in programs:
