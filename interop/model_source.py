@@ -73,9 +73,14 @@ class Source:
   # As in task.json; "task" and "do_lower_case" are always there.
   task: dict
   vocabulary: dict[str, str]  # flag -> file; {} if none was found
-  folder: str  # with its task.json, if it has one
+  about: Description  # of the folder with its task.json, if it has one
   assumed_case: list[str]  # a line about do_lower_case if no file says it
   notes: tuple[str, ...] = ()  # lines about what its files leave open
+
+  @property
+  def folder(self) -> str:
+    """The folder with its files."""
+    return self.about.folder
 
   @property
   def max_seq_length(self) -> int:
@@ -157,7 +162,7 @@ def parts_of(located: Located, given: Given = NOTHING_GIVEN) -> Source:
   )
   task = {"task": PRETRAINING, **task, "do_lower_case": lower}
   notes = (*about.notes, *lines)
-  source = Source(path, chosen, config, task, files, folder, assumed, notes)
+  source = Source(path, chosen, config, task, files, about, assumed, notes)
   if files:
     tokenizer_files.compare(source.tokenizer(), words)
   return source

@@ -97,7 +97,7 @@ def count_unigrams(
   if settings.unigram_records:
     paths = input_files.expand_patterns(settings.unigram_records)
   else:
-    paths = description.read(source.folder).records_now()
+    paths = source.about.records_now()
   if not paths:
     return None, (
       f"no unigram baseline: {source.folder} does not say on which records it "
