@@ -3,13 +3,20 @@
 google/bert's `create_optimizer` and `AdamWeightDecayOptimizer` work as there.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import mixed_precision
 from common.tensorflow_v1 import tf
-from config import execution, lr_schedule
-from config.optimizers import EXCLUDE_FROM_WEIGHT_DECAY, WEIGHT_DECAY_RATE
-from gradients import all_reduce, moments, power_sgd, zero
+from config import execution, lr_schedule, training_plan
+from config.exchange_config import AllreduceConfig
+from config.optimizers import (
+  EXCLUDE_FROM_WEIGHT_DECAY,
+  WEIGHT_DECAY_RATE,
+  OptimizerConfig,
+)
+from config.pretraining import RunConfig
+from gradients import all_reduce, distributed, moments, power_sgd, zero
 from gradients.adamw import AdamWeightDecayOptimizer
 from model import tensor_parallel
 from xla_patches import jit
@@ -44,91 +51,112 @@ def create_optimizer(
     return tf.group(tf.assign(global_step, step + 1))
 
 
-class LocalAccumulation(tf.train.Optimizer):
-  """Sums the gradients of a rank's micro-batches before they are all-reduced.
+class LocalSums(NamedTuple):
+  """Sums of a rank's micro-batches, before they are summed over ranks."""
 
-  An optimizer that sums over ranks wraps it: `compute_gradients` adds those
-  that earlier runs of `accumulate_op` stored, so there is one all-reduce per
-  update. A micro-batch with a gradient that is not finite adds nothing and
-  counts as dropped. A single micro-batch per update is not stored, and each
-  gradient can leave as soon as it is computed.
-
-  Attributes, which `compute_gradients` sets:
-    gradients, sums: of all micro-batches up to this one.
-    accumulate_op, reset_op: to run for each but the last, and after the last.
-    filled: float scalar, the micro-batches that have an example; where a batch
-      does not divide, some have none.
-    kept: float scalar, those of them that were not dropped.
-    nonfinite: float [variables], the micro-batches dropped because of each.
-  """
-
-  def __init__(self, micro_batches: int, slices: tensor_parallel.Slices):
-    super().__init__(use_locking=False, name="LocalAccumulation")
-    self.micro_batches, self._slices = micro_batches, slices
-
-  def compute_gradients(self, gradients, sums: dict):
-    """[(gradient, variable), ...]; adds up `sums`, float scalars, too."""
-    variables, self._names = tf.trainable_variables(), list(sums)
-    sums = tf.stack(list(sums.values()), name="sums")
-    self.gradients = gradients
-    if self.micro_batches == 1:
-      self.accumulate_op = self.reset_op = tf.no_op(name="accumulate_nothing")
-      self.kept = self.filled = tf.constant(1.0)
-      self.sums = sums
-      self.nonfinite = tf.zeros([len(gradients)])
-    else:
-      filled = tf.cast(tf.reduce_any(tf.not_equal(sums, 0.0)), tf.float32)
-      with tf.variable_scope("accumulation"):
-        added = self._add(gradients, filled, sums)
-      *self.gradients, self.kept, self.sums = added
-    return list(zip(self.gradients, variables, strict=True))
+  pairs: list  # [(gradient, variable), ...]
+  sums: tf.Tensor  # float [names], of what is reported
+  names: list[str]
+  # To run for each micro-batch but the last, and after the last.
+  accumulate_op: tf.Operation
+  reset_op: tf.Operation
+  is_stored: bool  # whether there are several micro-batches
+  # float scalars: the micro-batches that have an example (where a batch does
+  # not divide, some have none), and those of them that were not dropped.
+  filled: tf.Tensor
+  kept: tf.Tensor
+  nonfinite: tf.Tensor  # float [variables], micro-batches dropped by each
 
   def totals(self, comm):
-    """Sums over ranks: all in a row; [kept, filled]; nonfinite; `sums`."""
+    """Sums over ranks: all in a row; [kept, filled]; nonfinite; by name."""
     parts = [[self.kept, self.filled], self.nonfinite, self.sums]
     row = tf.concat(parts, axis=0)
     reduced = comm.allreduce(row, name="kept_nonfinite_sums")
-    sizes = [2, len(self.gradients), self.sums.shape.num_elements()]
+    sizes = [2, len(self.pairs), self.sums.shape.num_elements()]
     counts, nonfinite, sums = tf.split(reduced, sizes)
     counts, sums = tf.unstack(counts), tf.unstack(sums)
-    by_name = dict(zip(self._names, sums, strict=True))
+    by_name = dict(zip(self.names, sums, strict=True))
     return reduced, counts, nonfinite, by_name
 
-  def _add(self, gradients, filled, sums):
-    """The stored gradients, kept and sums, plus these if all are finite."""
-    values, stores = [*gradients, filled, sums], []
-    for i, value in enumerate(values):
-      shape = value.shape.as_list()
-      stores.append(all_reduce.local_zeros(f"sum_{i}", shape))
-    # One number a variable: 1 if its gradient is not finite, in any slice.
-    is_finite = tf.is_finite(all_reduce.half_squares(gradients))
-    bad = self._slices.agree(1.0 - tf.cast(is_finite, tf.float32))
-    counts = tf.concat([bad, filled[None]], axis=0)
-    count_store = all_reduce.local_zeros("counts", counts.shape.as_list())
-    finite = tf.equal(tf.reduce_sum(bad), 0.0)
-    self.nonfinite, filled = tf.split(count_store + counts, [len(gradients), 1])
-    self.filled = filled[0]
-    # Not a product with 0 or 1: 0 times infinity is not 0.
-    stored = [tf.convert_to_tensor(s) for s in stores]
-    pairs = list(zip(stores, values, strict=True))
-    keep_or_drop = tf.cond(
-      finite,
-      lambda: tf.group(*[s.assign_add(v, read_value=False) for s, v in pairs]),
-      tf.no_op,
-      name="keep_or_drop",
-    ).op
-    counted = count_store.assign_add(counts, read_value=False)
-    self.accumulate_op = tf.group(keep_or_drop, counted)
-    sums = tf.cond(
-      finite,
-      lambda: [s + v for s, v in zip(stored, values, strict=True)],
-      lambda: [tf.identity(s) for s in stored],
-      name="with_this_micro_batch",
-    )
-    # For the next update, once all has been read.
-    with tf.control_dependencies([*sums, self.nonfinite, self.filled]):
-      self.reset_op = all_reduce.clear([*stores, count_store])
-    return sums
+
+def accumulate(
+  gradients, sums: dict, micro_batches: int, slices: tensor_parallel.Slices
+) -> LocalSums:
+  """Adds a micro-batch's gradients and `sums` to those of the ones before.
+
+  So there is one all-reduce for each update. A micro-batch with a gradient that
+  is not finite adds nothing and counts as dropped.
+  """
+  names = list(sums)
+  row = tf.stack(list(sums.values()), name="sums")
+  if micro_batches > 1:
+    filled = tf.cast(tf.reduce_any(tf.not_equal(row, 0.0)), tf.float32)
+    with tf.variable_scope("accumulation"):
+      return _add_to_stored(gradients, filled, row, names, slices)
+  # A single micro-batch is not stored, and none is dropped: each gradient can
+  # leave as soon as it is computed.
+  nothing = tf.no_op(name="accumulate_nothing")
+  one = tf.constant(1.0)
+  return LocalSums(
+    pairs=list(zip(gradients, tf.trainable_variables(), strict=True)),
+    sums=row,
+    names=names,
+    accumulate_op=nothing,
+    reset_op=nothing,
+    is_stored=False,
+    filled=one,
+    kept=one,
+    nonfinite=tf.zeros([len(gradients)]),
+  )
+
+
+def _add_to_stored(gradients, filled, row, names, slices) -> LocalSums:
+  """What is stored plus these, if all gradients are finite."""
+  values, stores = [*gradients, filled, row], []
+  for i, value in enumerate(values):
+    shape = value.shape.as_list()
+    stores.append(all_reduce.local_zeros(f"sum_{i}", shape))
+  # One number a variable: 1 if its gradient is not finite, in any slice.
+  is_finite = tf.is_finite(all_reduce.half_squares(gradients))
+  bad = slices.agree(1.0 - tf.cast(is_finite, tf.float32))
+  counts = tf.concat([bad, filled[None]], axis=0)
+  count_store = all_reduce.local_zeros("counts", counts.shape.as_list())
+  finite = tf.equal(tf.reduce_sum(bad), 0.0)
+  nonfinite, all_filled = tf.split(count_store + counts, [len(gradients), 1])
+  all_filled = all_filled[0]
+  stored = [tf.convert_to_tensor(store) for store in stores]
+
+  def keep():
+    added = []
+    for store, value in zip(stores, values, strict=True):
+      added.append(store.assign_add(value, read_value=False))
+    return tf.group(*added)
+
+  # Not a product with 0 or 1: 0 times infinity is not 0.
+  keep_or_drop = tf.cond(finite, keep, tf.no_op, name="keep_or_drop").op
+  counted = count_store.assign_add(counts, read_value=False)
+  accumulate_op = tf.group(keep_or_drop, counted)
+  totals = tf.cond(
+    finite,
+    lambda: [s + v for s, v in zip(stored, values, strict=True)],
+    lambda: [tf.identity(s) for s in stored],
+    name="with_this_micro_batch",
+  )
+  # For the next update, once all has been read.
+  with tf.control_dependencies([*totals, nonfinite, all_filled]):
+    reset_op = all_reduce.clear([*stores, count_store])
+  *gradients, kept, row = totals
+  return LocalSums(
+    pairs=list(zip(gradients, tf.trainable_variables(), strict=True)),
+    sums=row,
+    names=names,
+    accumulate_op=accumulate_op,
+    reset_op=reset_op,
+    is_stored=True,
+    filled=all_filled,
+    kept=kept,
+    nonfinite=nonfinite,
+  )
 
 
 class TrainOps(NamedTuple):
@@ -160,43 +188,20 @@ class TrainOps(NamedTuple):
     return fetches
 
 
-def _to_host(**nested) -> dict:
-  """Scalars, which leave a GPU together: each copy waits for the device."""
-  scalars = tf.nest.flatten(nested)
-  packed = jit.compiled(_packed, execution.UPDATE)(*scalars)
-  values = []
-  with tf.device("/cpu:0"):
-    unpacked = tf.unstack(packed, num=len(scalars))
-    for value, scalar in zip(unpacked, scalars, strict=True):
-      values.append(tf.cast(value, scalar.dtype))
-  return tf.nest.pack_sequence_as(nested, values)
+class Progress(NamedTuple):
+  """How far a run is."""
+
+  position: tf.Tensor  # in the learning rate's schedule, updates
+  counters: list  # [(variable, n), ...]: each update advances them by n
 
 
-def _packed(*scalars):
-  """float64 [n], which is exact for float32 and for counts below 2^53."""
-  return tf.stack([tf.cast(scalar, tf.float64) for scalar in scalars])
+def progress(config, plan, state, micro, lap=None) -> Progress:
+  """The progress of a run that `state`, a `TrainingState`, counts.
 
-
-def make_exchange(config, world, scale) -> all_reduce.AllReduce:
-  """How a graph's gradients go over ranks, by an `AllreduceConfig`."""
-  if config.zero:
-    return zero.ZeRO(config, world, scale)
-  if config.powersgd_rank:
-    return power_sgd.PowerSGD(config, world, scale)
-  return all_reduce.AllReduce(config, world, scale)
-
-
-def train_ops(
-  config, gradients, sums: dict, loss_scale, state, plan, micro, comm, lap=None
-) -> TrainOps:
-  """`build_train_ops` with a run's settings; it advances `state`.
-
-  config: a `RunConfig`; state: a `TrainingState`; plan: a `TrainingPlan`;
-  micro: a `MicroBatch`.
-  `lap`, the seconds since the last update, is for --max_train_minutes: the
-  schedule is then as far as the run is, by updates or by time.
+  micro: a `MicroBatch`. `lap`, the seconds since the last update, is for
+  --max_train_minutes: the schedule is then as far as the run is, by updates or
+  by time.
   """
-  schedule = config.planned_schedule(plan)
   step = tf.convert_to_tensor(tf.train.get_or_create_global_step())
   # A batch that does not grow needs no copy to a GPU.
   records = micro.records if plan.stage.ramp else plan.records_per_update
@@ -205,57 +210,126 @@ def train_ops(
   if lap is not None:
     lap = tf.cast(lap, tf.float64)
     share = (state.seconds + lap) / (60.0 * config.max_train_minutes)
-    by_time = tf.cast(tf.minimum(share, 1.0) * schedule.total, tf.float32)
+    total = config.planned_schedule(plan).total
+    by_time = tf.cast(tf.minimum(share, 1.0) * total, tf.float32)
     position = tf.maximum(tf.cast(position, tf.float32), by_time)
     counters.append((state.seconds, lap))
+  return Progress(position, counters)
+
+
+def train_ops(
+  config: RunConfig,
+  plan: training_plan.TrainingPlan,
+  comm: distributed.Comm,
+  gradients: list,
+  sums: dict,
+  loss_scale: mixed_precision.LossScale,
+  done: Progress,
+) -> TrainOps:
+  """`build_train_ops` with a run's settings."""
+  learning_rate = config.planned_schedule(plan)(done.position)
+  optimizer = config.optimizer.make(learning_rate)
+  exchange = make_exchange(config.allreduce, comm, loss_scale.value, optimizer)
   return build_train_ops(
     gradients,
     sums,
-    config.optimizer.make(schedule(position)),
-    make_exchange(config.allreduce, comm, loss_scale.value),
-    plan.accumulation,
+    exchange,
     loss_scale,
-    clip_norm=config.optimizer.clip_norm,
-    prenormalize=config.optimizer.prenormalize,
-    counters=counters,
+    config.optimizer,
+    plan.accumulation,
+    done.counters,
   )
 
 
-def _norm(half_squares) -> tf.Tensor:
-  """The global norm of gradients, from `half_squares` of each."""
+def make_exchange(
+  config: AllreduceConfig, world, scale, optimizer
+) -> all_reduce.AllReduce:
+  """How a graph's gradients go over ranks and become an update."""
+  kind = all_reduce.AllReduce
+  if config.zero:
+    kind = zero.ZeRO
+  elif config.powersgd_rank:
+    kind = power_sgd.PowerSGD
+  return kind(config, world, scale, optimizer)
+
+
+def build_train_ops(
+  gradients: list,
+  sums: dict,
+  exchange: all_reduce.AllReduce,
+  loss_scale: mixed_precision.LossScale,
+  config: OptimizerConfig,
+  micro_batches: int = 1,
+  counters: Sequence = (),
+) -> TrainOps:
+  """The one gradient order, from a micro-batch's gradients to the update.
+
+  `gradients` are those of this micro-batch's share of the loss, times the loss
+  scale. Shares add up over micro-batches and ranks, and so do gradients and the
+  `sums` to report, name -> float scalar. Each update advances `counters`,
+  [(variable, n), ...], by n.
+  """
+  # Add up micro-batches locally; one exchange between ranks for each update.
+  local = accumulate(gradients, sums, micro_batches, exchange.slices)
+  pairs = exchange.sum_over_ranks(local)
+  reduced, (kept, filled), nonfinite, totals = local.totals(exchange.comm)
+  own_gradients, _ = zip(*local.pairs, strict=True)
+  summed, _ = zip(*pairs, strict=True)
+  waiting = exchange.comm.seconds_between(own_gradients, [*summed, reduced])
+
+  # Unscale. A dropped micro-batch leaves the mean of the others.
+  dropped = filled - kept
+  unscale = filled / tf.maximum(kept, 1.0) / loss_scale.value
+
+  # Finite? Every rank sees the same all-reduced gradients, so all agree.
+  squares = exchange.half_squares(pairs)
   # Not tf.add_n: the order in which it adds, and so the norm's last bit, would
   # depend on which of its inputs other ops have finished with.
-  return tf.sqrt(2.0 * tf.reduce_sum(half_squares))
+  grad_norm = tf.sqrt(2.0 * tf.reduce_sum(squares)) * unscale
+  finite = tf.is_finite(grad_norm) & (kept > 0.0)
 
+  # Clip by the norm of the averaged gradient, in the same pass as unscaling.
+  factor = unscale
+  if config.prenormalize:
+    factor = unscale * (1.0 / tf.maximum(grad_norm, _TINY))
+  elif config.clip_norm:
+    factor = unscale * tf.minimum(1.0, config.clip_norm / grad_norm)
 
-def _clip(grad_norm, clip_norm: float, prenormalize: bool):
-  if prenormalize:
-    return 1.0 / tf.maximum(grad_norm, _TINY)
-  return tf.minimum(1.0, clip_norm / grad_norm) if clip_norm else 1.0
-
-
-def _advance(
-  done: list, finite, dropped, counters, loss_scale, exchange
-) -> tuple[tf.Operation, tf.Tensor, tf.Tensor]:
-  """The end of an update whose ops are `done`: counts it, and moves the scale.
-
-  Returns an op; whether the update was skipped, and how many were so far.
-  """
+  # Apply or skip, then count the update and move the loss scale.
+  applied, ratios = exchange.apply_or_skip(factor, pairs, finite)
   skipped = tf.logical_not(finite)
   skips = moments.state("skipped_updates", dtype=tf.int64)
   skipped_updates = tf.convert_to_tensor(skips) + tf.cast(skipped, tf.int64)
-  with tf.control_dependencies(done):
-    counted = []
-    step = tf.train.get_or_create_global_step()
+  step = tf.train.get_or_create_global_step()
+  with tf.control_dependencies([applied, local.reset_op]):
+    advanced = []
     for variable, number in [(step, 1), *counters]:
-      counted.append(variable.assign_add(number, read_value=False))
+      advanced.append(variable.assign_add(number, read_value=False))
     update = tf.group(
-      *counted,
+      *advanced,
       skips.assign(skipped_updates, read_value=False),
       loss_scale.update_op(finite, dropped),
       exchange.after_update(finite),
     )
-  return update, skipped, skipped_updates
+  return TrainOps(
+    accumulate=local.accumulate_op,
+    update=update,
+    trust_ratios=ratios,
+    all_reduce_seconds=waiting,
+    variables=tf.trainable_variables(),
+    **_to_host(
+      sums=totals,
+      grad_norm=grad_norm,
+      learning_rate=tf.convert_to_tensor(
+        exchange.optimizer.learning_rate, tf.float32
+      ),
+      loss_scale=loss_scale.value,
+      dropped_micro_batches=dropped,
+      skipped=skipped,
+      skipped_updates=skipped_updates,
+      nonfinite_variable=_blamed_variable(squares, nonfinite),
+    ),
+  )
 
 
 def _blamed_variable(half_squares, nonfinite) -> tf.Tensor:
@@ -269,63 +343,18 @@ def _blamed_variable(half_squares, nonfinite) -> tf.Tensor:
   return tf.where(tf.reduce_max(bad) > 0.0, first, -tf.ones_like(first))
 
 
-def build_train_ops(
-  gradients: list,
-  sums: dict,
-  optimizer: moments.MomentOptimizer,
-  exchange: all_reduce.AllReduce,
-  micro_batches: int,
-  loss_scale: mixed_precision.LossScale,
-  clip_norm: float = 1.0,
-  prenormalize: bool = False,
-  counters: tuple = (),
-) -> TrainOps:
-  """The one gradient order, from a micro-batch's gradients to the update.
+def _to_host(**nested) -> dict:
+  """Scalars, which leave a GPU together: each copy waits for the device."""
 
-  `gradients` are those of this micro-batch's share of the loss, times the loss
-  scale. Shares add up over micro-batches and ranks, and so do gradients and the
-  `sums` to report, name -> float scalar. `clip_norm` is the highest global norm
-  of the averaged gradient, 0 no limit; `prenormalize` divides by the norm
-  instead (NVLAMB). Each update advances `counters`, [(variable, n), ...], by n.
-  """
-  # Add up micro-batches locally; one exchange between ranks for each update.
-  local = LocalAccumulation(micro_batches, exchange.slices)
-  pairs = exchange.compute_gradients(local, gradients, sums)
-  reduced, (kept, filled), nonfinite, totals = local.totals(exchange.comm)
-  summed, _ = zip(*pairs, strict=True)
-  waiting = exchange.comm.seconds_between(local.gradients, [*summed, reduced])
+  def pack(*scalars):
+    # float64 is exact for float32, and for counts below 2^53.
+    return tf.stack([tf.cast(scalar, tf.float64) for scalar in scalars])
 
-  # Unscale. A dropped micro-batch leaves the mean of the others.
-  dropped = filled - kept
-  unscale = filled / tf.maximum(kept, 1.0) / loss_scale.value
-
-  # Finite? Every rank sees the same all-reduced gradients, so all agree.
-  squares = exchange.half_squares(pairs)
-  grad_norm = _norm(squares) * unscale
-  finite = tf.is_finite(grad_norm) & (kept > 0.0)
-
-  # Clip by the norm of the averaged gradient, in the same pass as unscaling.
-  factor = unscale * _clip(grad_norm, clip_norm, prenormalize)
-
-  # Apply or skip.
-  applied, ratios = exchange.apply_or_skip(optimizer, factor, pairs, finite)
-  update, skipped, skipped_updates = _advance(
-    [applied, local.reset_op], finite, dropped, counters, loss_scale, exchange
-  )
-  return TrainOps(
-    accumulate=local.accumulate_op,
-    update=update,
-    trust_ratios=ratios,
-    all_reduce_seconds=waiting,
-    variables=tf.trainable_variables(),
-    **_to_host(
-      sums=totals,
-      grad_norm=grad_norm,
-      learning_rate=tf.convert_to_tensor(optimizer.learning_rate, tf.float32),
-      loss_scale=loss_scale.value,
-      dropped_micro_batches=dropped,
-      skipped=skipped,
-      skipped_updates=skipped_updates,
-      nonfinite_variable=_blamed_variable(squares, nonfinite),
-    ),
-  )
+  scalars = tf.nest.flatten(nested)
+  packed = jit.compiled(pack, execution.UPDATE)(*scalars)
+  values = []
+  with tf.device("/cpu:0"):
+    unpacked = tf.unstack(packed, num=len(scalars))
+    for value, scalar in zip(unpacked, scalars, strict=True):
+      values.append(tf.cast(value, scalar.dtype))
+  return tf.nest.pack_sequence_as(nested, values)

@@ -153,8 +153,9 @@ def training_step(
     return tf.gradients(scaled_loss, tf.trainable_variables()), sums
 
   gradients, sums = jit.compiled(forward_and_backward, ("step",))()
+  progress = optimization.progress(config, plan, state, micro, lap)
   return optimization.train_ops(
-    config, gradients, sums.by_name(), loss_scale, state, plan, micro, comm, lap
+    config, plan, comm, gradients, sums.by_name(), loss_scale, progress
   )
 
 
@@ -270,7 +271,7 @@ def pretrain_stage(
         converts=huggingface_types.has(config.bert),
       ),
     )
-    sharded_variables.add_sliced(comm, config.optimizer.kind.slots)
+    sharded_variables.add_sliced(comm)
     return job
 
   return training_run.run(config, comm, build, snapshot, signals)

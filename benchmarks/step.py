@@ -24,7 +24,7 @@ from common import console, settings
 from common.tensorflow_v1 import tf
 from config import record_shapes
 from config.pretraining import PretrainingConfig
-from gradients import distributed
+from gradients import distributed, moments
 from model import model_flops
 from training import plans, reporting, train_loop, training_run
 from xla_patches import jit
@@ -133,12 +133,8 @@ class Step:
   def optimizer_mb(self) -> float:
     """Size of the moments that this rank has, in MB of 2^20 bytes."""
     with self.session.graph.as_default():
-      sizes = [
-        v.shape.num_elements()
-        for v in tf.global_variables()
-        if v.op.name.endswith(self.config.optimizer.kind.slots)
-      ]
-    return 4 * sum(sizes) / 2**20
+      slots = tf.get_collection(moments.SLOTS)
+    return 4 * sum(slot.shape.num_elements() for slot in slots) / 2**20
 
   def _micro_batch(self):
     config, plan = self.config, self.plan

@@ -98,15 +98,11 @@ class OptimizerConfig:
           f"{excludes[flag]}. Leave one of them out"
         )
 
-  @property
-  def kind(self) -> Any:
-    row = OPTIMIZERS[self.optimizer]
-    return getattr(importlib.import_module(row.module), row.name)
-
   def make(self, learning_rate) -> Any:
     """The optimizer; `learning_rate` is a scalar Tensor."""
     row = OPTIMIZERS[self.optimizer]
-    return self.kind(
+    make = getattr(importlib.import_module(row.module), row.name)
+    return make(
       learning_rate=learning_rate,
       exclude_from_weight_decay=EXCLUDE_FROM_WEIGHT_DECAY,
       **{name: getattr(self, name) for name in row.settings},

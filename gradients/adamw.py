@@ -15,14 +15,8 @@ class AdamWeightDecayOptimizer(moments.MomentOptimizer):
   correction m / (1 - b1^t) and v / (1 - b2^t) replace m and v in the last line.
   """
 
-  def _update(self, gradient, variable, slots, corrections, decay, layout):
-    """Decay, then TensorFlow's fused Adam kernel.
-
-    That is one pass over memory; the composed formula takes about ten. The
-    kernel's own bias correction, sqrt(1 - beta2_power) / (1 - beta1_power),
-    does not reach epsilon. Powers of 0 make it 1, and ours is in the rate and
-    in epsilon.
-    """
+  def _update(self, gradient, variable, slots, decay, layout):
+    m, v = slots["adam_m"], slots["adam_v"]
     learning_rate = tf.convert_to_tensor(self.learning_rate, tf.float32)
     decayed = []
     if not moments.is_zero(decay):
@@ -31,12 +25,15 @@ class AdamWeightDecayOptimizer(moments.MomentOptimizer):
       with tf.control_dependencies([gradient]):
         kept = 1.0 - learning_rate * decay
         decayed = [variable.assign(variable * kept, read_value=False)]
-    (m, v), (correction_1, correction_2) = slots, corrections
-    root = correction_2**0.5
+    # TensorFlow's fused kernel is one pass over memory; the composed formula
+    # takes about ten. The kernel's own bias correction,
+    # sqrt(1 - beta2_power) / (1 - beta1_power), does not reach epsilon. Powers
+    # of 0 make it 1, and ours is in the rate and in epsilon.
+    root = v.correction**0.5
     settings = dict(
       beta1_power=0.0,
       beta2_power=0.0,
-      lr=learning_rate * (root / correction_1),
+      lr=learning_rate * (root / m.correction),
       beta1=self.beta_1,
       beta2=self.beta_2,
       epsilon=self.epsilon * root,
@@ -44,7 +41,16 @@ class AdamWeightDecayOptimizer(moments.MomentOptimizer):
     )
     with tf.control_dependencies(decayed):
       if hasattr(variable, "handle"):
-        places = dict(var=variable.handle, m=m.handle, v=v.handle)
-        return tf.raw_ops.ResourceApplyAdam(**places, **settings)
-      places = dict(var=variable._ref(), m=m._ref(), v=v._ref())
-      return tf.raw_ops.ApplyAdam(**places, **settings).op
+        return tf.raw_ops.ResourceApplyAdam(
+          var=variable.handle,
+          m=m.variable.handle,
+          v=v.variable.handle,
+          **settings,
+        )
+      # Variables of google/bert's own scripts are references.
+      return tf.raw_ops.ApplyAdam(
+        var=variable._ref(),
+        m=m.variable._ref(),
+        v=v.variable._ref(),
+        **settings,
+      ).op

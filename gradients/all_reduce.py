@@ -18,25 +18,24 @@ from xla_patches import jit
 def half_squares(gradients) -> tf.Tensor:
   """float [n]: half the sum of squares of each gradient."""
   if jit.saves_launches(execution.UPDATE):
+    # One program: `tf.nn.l2_loss` would be launched for each gradient.
     return jit.compiled(_half_squares, execution.UPDATE)(*gradients)
   return tf.stack([tf.nn.l2_loss(gradient) for gradient in gradients])
 
 
 def _half_squares(*gradients):
-  """One program: `tf.nn.l2_loss` would be launched for each gradient.
-
-  Vectors of one length are summed by one kernel, since most gradients are such.
-  """
-  groups = collections.defaultdict(list)  # places in `gradients`
-  for place, gradient in enumerate(gradients):
+  # Vectors of one length are summed by one kernel: most gradients are such.
+  groups = collections.defaultdict(list)  # indices of `gradients`
+  for index, gradient in enumerate(gradients):
     shape = tuple(gradient.shape.as_list())
-    groups[shape if len(shape) == 1 else place].append(place)
+    groups[shape if len(shape) == 1 else index].append(index)
   sums = []
-  for places in groups.values():
-    squares = tf.square(tf.stack([gradients[place] for place in places]))
+  for indices in groups.values():
+    squares = tf.square(tf.stack([gradients[index] for index in indices]))
     sums.append(tf.reduce_sum(squares, axis=[*range(1, squares.shape.ndims)]))
-  places = list(itertools.chain(*groups.values()))
-  return 0.5 * tf.gather(tf.concat(sums, axis=0), np.argsort(places))
+  # Back into the order of `gradients`.
+  grouped = list(itertools.chain(*groups.values()))
+  return 0.5 * tf.gather(tf.concat(sums, axis=0), np.argsort(grouped))
 
 
 def local_zeros(name: str, shape: list) -> tf.Variable:
@@ -58,12 +57,14 @@ def clear(variables: list[tf.Variable]) -> tf.Operation:
 class AllReduce:
   """Every rank gets the sum of all gradients and updates all weights.
 
-  `world` has all ranks; `scale`, a float scalar Tensor, is a factor of
-  gradients. `layout` is how a rank holds what its optimizer updates.
+  The exchange between a rank's gradients and an `optimizer`. `world` has all
+  ranks; `scale`, a float scalar Tensor, is a factor of gradients. `layout` is
+  how a rank holds what its optimizer updates.
   """
 
-  def __init__(self, config, world, scale):
+  def __init__(self, config, world, scale, optimizer):
     self._config, self._world, self._scale = config, world, scale
+    self.optimizer = optimizer
     self.comm = world.data_parallel
     self.slices = tensor_parallel.Slices(world.tensor_parallel)
     self.layout = moments.VariableLayout(self.slices)
@@ -73,22 +74,24 @@ class AllReduce:
     groups = min(self._config.allreduce_groups or count, count)
     return np.array_split(np.arange(count)[::-1], groups)
 
-  def compute_gradients(self, local, gradients, sums) -> list:
-    """[(gradient, variable), ...]: sums over `local` accumulation and ranks."""
-    options = self._config.allreduce_groups, self._config.fp16_allreduce
-    over_ranks = self.comm.distributed_optimizer(local, *options)
-    return over_ranks.compute_gradients(gradients, sums)
+  def sum_over_ranks(self, local) -> list:
+    """[(gradient, variable), ...]: the sums of all ranks' `LocalSums`."""
+    return self.comm.sum_gradients(
+      local.pairs, self._config.allreduce_groups, self._config.fp16_allreduce
+    )
 
   def half_squares(self, pairs) -> tf.Tensor:
+    """float [variables]: half the sum of squares of each summed gradient."""
     gradients, variables = zip(*pairs, strict=True)
     return self.slices.totals(half_squares(gradients), variables)
 
-  def apply_or_skip(self, optimizer, factor, pairs, finite) -> tuple:
-    """Applies the `pairs` of `compute_gradients`, times `factor`, if `finite`.
+  def apply_or_skip(self, factor, pairs, finite) -> tuple:
+    """Applies the `pairs` of `sum_over_ranks`, times `factor`, if `finite`.
 
     `finite` is the same on all ranks. Returns the op, and trust ratios, float
     [variables], 0 if skipped; [0] for an optimizer that has none.
     """
+    optimizer = self.optimizer
     gradients, variables = zip(*pairs, strict=True)
     optimizer.create_slots(variables)  # here, not inside of the condition
 

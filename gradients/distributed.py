@@ -56,9 +56,12 @@ class Comm:
     """Whether this is rank 0, which alone logs and saves."""
     return self.rank == 0
 
-  def distributed_optimizer(self, optimizer, groups: int, fp16: bool = False):
-    """`optimizer`, whose `compute_gradients` sums gradients over ranks."""
-    return optimizer
+  def sum_gradients(self, pairs: list, groups: int, fp16: bool = False) -> list:
+    """[(gradient, variable), ...] with sums over ranks, sent in `groups`.
+
+    With 0 groups each gradient is sent alone; with `fp16` as float16.
+    """
+    return pairs
 
   def allreduce(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
     """The sum of `tensor` over ranks. All names are unique in a graph."""
@@ -145,6 +148,16 @@ def _differences(first: list[str], other: list[str], rank: int) -> str:
   return "; ".join([*said, f"and {more} more"] if more else said)
 
 
+class _GivenGradients(tf.train.Optimizer):
+  """Stands for an optimizer, around which alone Horovod sums in groups."""
+
+  def __init__(self):
+    super().__init__(use_locking=False, name="GivenGradients")
+
+  def compute_gradients(self, pairs):
+    return pairs
+
+
 class _HorovodComm(Comm):
   def __init__(self, hvd, ranks=None):
     """`ranks`: an initialised `hvd.ProcessSet`; None is all."""
@@ -163,12 +176,14 @@ class _HorovodComm(Comm):
     kind = kinds.fp16 if fp16 else kinds.none
     return dict(op=self._hvd.Sum, compression=kind, process_set=self._ranks)
 
-  def distributed_optimizer(self, optimizer, groups, fp16=False):
-    return self._hvd.DistributedOptimizer(
-      optimizer,
+  def sum_gradients(self, pairs, groups, fp16=False):
+    optimizer = self._hvd.DistributedOptimizer(
+      _GivenGradients(),
+      name="DistributedLocalAccumulation",
       num_groups=min(groups, len(tf.trainable_variables())),
       **self._sum(fp16),
     )
+    return optimizer.compute_gradients(pairs)
 
   def allreduce(self, tensor, name):
     return self._hvd.allreduce(tensor, name=name, **self._sum())

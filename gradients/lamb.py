@@ -28,29 +28,46 @@ class LAMBOptimizer(moments.MomentOptimizer):
     self.min_trust_ratio = min_trust_ratio
     self.max_trust_ratio = max_trust_ratio
 
-  def _update(self, gradient, variable, slots, corrections, decay, layout):
-    """Everything is read before anything is written."""
+  def _update(self, gradient, variable, slots, decay, layout):
     weights = tf.convert_to_tensor(variable)
+    m, v = slots["adam_m"], slots["adam_v"]
     direction = self._direction
-    if layout.norm_communicates:  # else all of the update is one program
+    # Else all of the update is one program already. Norms over ranks are not in
+    # a program, so only what comes before them can be.
+    if layout.norm_communicates:
       direction = jit.compiled(direction, execution.UPDATE)
-    update, *new_slots = direction(
-      gradient, weights, *slots, *corrections, decay
+    update, *new_moments = direction(
+      gradient,
+      weights,
+      m.variable,
+      v.variable,
+      m.correction,
+      v.correction,
+      decay,
     )
-    norms = layout.norm(weights, variable), layout.norm(update, variable)
-    ratio = self._trust_ratio(*norms)
+    weights_norm = layout.norm(weights, variable)
+    update_norm = layout.norm(update, variable)
+    ratio = weights_norm / tf.maximum(update_norm, np.finfo(np.float32).tiny)
+    ratio = tf.where(
+      (weights_norm > 0.0) & (update_norm > 0.0),
+      tf.clip_by_value(ratio, self.min_trust_ratio, self.max_trust_ratio),
+      tf.ones_like(ratio),
+    )
     self.trust_ratios.append(ratio)
     learning_rate = tf.convert_to_tensor(self.learning_rate, tf.float32)
     rate = layout.spread(ratio, variable) * learning_rate
-    new = [weights - rate * update, *new_slots]
-    targets = zip((variable, *slots), new, strict=True)
-    with tf.control_dependencies(new):
-      return tf.group(*moments.assign_all(targets))
+    new_values = [weights - rate * update, *new_moments]
+    # Everything is read before anything is written.
+    with tf.control_dependencies(new_values):
+      targets = (variable, m.variable, v.variable)
+      return tf.group(
+        *moments.assign_all(zip(targets, new_values, strict=True))
+      )
 
   def _direction(
     self, gradient, weights, m, v, correction_1, correction_2, decay
   ):
-    """(u, new m, new v)"""
+    """(u, new m, new v), as a function that XLA can compile."""
     beta_1 = tf.constant(self.beta_1, tf.float32)
     beta_2 = tf.constant(self.beta_2, tf.float32)
     new_m = beta_1 * m + (1.0 - beta_1) * gradient
@@ -60,11 +77,3 @@ class LAMBOptimizer(moments.MomentOptimizer):
     if not moments.is_zero(decay):
       update += decay * weights
     return update, new_m, new_v
-
-  def _trust_ratio(self, weights_norm, update_norm) -> tf.Tensor:
-    ratio = weights_norm / tf.maximum(update_norm, np.finfo(np.float32).tiny)
-    return tf.where(
-      (weights_norm > 0.0) & (update_norm > 0.0),
-      tf.clip_by_value(ratio, self.min_trust_ratio, self.max_trust_ratio),
-      tf.ones_like(ratio),
-    )

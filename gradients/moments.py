@@ -5,9 +5,13 @@
 
 import math
 import re
+from typing import Any, NamedTuple
 
 from common.tensorflow_v1 import tf
 from model.tensor_parallel import WHOLE
+
+# The graph's collection of all slots' variables.
+SLOTS = "optimizer_slots"
 
 
 def variable_name(variable) -> str:
@@ -50,19 +54,27 @@ class VariableLayout:
     return rate_of(variable_name(variable))
 
 
+class Slot(NamedTuple):
+  """A tensor that an optimizer keeps of a variable."""
+
+  variable: tf.Variable
+  beta: str  # the setting by which it decays; "" for no bias correction
+  correction: Any = 1.0  # 1 - beta^t at update t; 1 without bias correction
+
+
 class MomentOptimizer(tf.train.Optimizer):
   """Slots, decoupled weight decay and bias correction.
 
-  A subclass declares `slots` and has the rule, `_update`. For
-  each weight NAME and each of `slots` there is a float32 variable NAME/SLOT of
-  its shape, which starts at 0; checkpoints, ZeRO, tensor slicing and --dry_run
-  follow from the declaration. With bias correction `applied_updates` counts the
-  updates without those that were skipped. `trust_ratios` are the factors of
-  each variable's rate, of `VariableLayout.norm`'s shape, in the order of the
-  last `apply_gradients`; or none.
+  A subclass declares the slots of each variable in `slots_of`, and has the
+  rule, `_update`. For each weight NAME and each slot there is a float32
+  variable NAME/SLOT of its shape, which starts at 0; checkpoints, ZeRO, tensor
+  slicing and --dry_run follow from the declaration. With bias correction
+  `applied_updates` counts the updates without those that were skipped.
+  `trust_ratios` are the factors of each variable's rate, of
+  `VariableLayout.norm`'s shape, in the order of the last `apply_gradients`; or
+  none.
   """
 
-  slots: tuple[str, ...] = ("adam_m", "adam_v")  # google/bert's names
   has_trust_ratios = False
 
   def __init__(
@@ -86,24 +98,40 @@ class MomentOptimizer(tf.train.Optimizer):
     self.exclude_from_weight_decay = exclude_from_weight_decay
     self.bias_correction = bias_correction
     self.trust_ratios = []
-    self._slots = {}  # variable's name -> its slots' variables
+    # Variable's name -> its slots by name. The base class has `_slots`, too.
+    self._kept: dict[str, dict[str, Slot]] = {}
     self._applied_updates = None
 
-  def create_slots(self, variables) -> list:
-    """The slots' variables, a list for each of `variables`; made once.
+  def slots_of(self, variable) -> dict[str, str]:
+    """A weight's slots: name -> the setting by which it decays, or "".
 
-    Call it outside of a `tf.cond` or function that applies gradients: what is
-    made in there could not be initialised from outside.
+    It may depend on the weight's shape and name. `_update` sees which slots
+    there are; ZeRO puts only weights of equal slots into one shard.
     """
+    del variable
+    return {"adam_m": "beta_1", "adam_v": "beta_2"}  # google/bert's names
+
+  def create_slots(self, variables, declared=None) -> list[dict[str, Slot]]:
+    """The slots of each of `variables`, by name; made once.
+
+    `declared` are of `slots_of`, for variables that are no weights. Call it
+    outside of a `tf.cond` or function that applies gradients: what is made in
+    there could not be initialised from outside.
+    """
+    declared = declared or [self.slots_of(variable) for variable in variables]
     names = [variable_name(variable) for variable in variables]
     with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE):
       if self.bias_correction and self._applied_updates is None:
         self._applied_updates = state("applied_updates", dtype=tf.int64)
-      for name, variable in zip(names, variables, strict=True):
-        if name not in self._slots:
-          shape = variable.shape.as_list()
-          self._slots[name] = [state(f"{name}/{s}", shape) for s in self.slots]
-    return [self._slots[name] for name in names]
+      for name, variable, betas in zip(names, variables, declared, strict=True):
+        if name in self._kept:
+          continue
+        self._kept[name] = {}
+        for slot, beta in betas.items():
+          made = state(f"{name}/{slot}", variable.shape.as_list())
+          self._kept[name][slot] = Slot(made, beta)
+          tf.add_to_collection(SLOTS, made)
+    return [self._kept[name] for name in names]
 
   def apply_gradients(
     self, grads_and_vars, global_step=None, name=None, layout=None
@@ -113,46 +141,51 @@ class MomentOptimizer(tf.train.Optimizer):
     layout: how this rank holds the variables; None: whole.
     """
     pairs = [(g, v) for g, v in grads_and_vars if g is not None]
-    slots = self.create_slots([v for _, v in pairs])
-    corrections = self._corrections()
+    kept = self._corrected(self.create_slots([v for _, v in pairs]))
     layout = layout or VariableLayout()
     self.trust_ratios = []
     updates = []
-    for (gradient, variable), own_slots in zip(pairs, slots, strict=True):
+    for (gradient, variable), slots in zip(pairs, kept, strict=True):
       gradient = tf.convert_to_tensor(gradient)
       decay = layout.decay(self.decay_rate, variable)
-      updates.append(
-        self._update(gradient, variable, own_slots, corrections, decay, layout)
-      )
+      updates.append(self._update(gradient, variable, slots, decay, layout))
     counted = tf.no_op()
     if self.bias_correction:
       with tf.control_dependencies(updates):
         counted = self._applied_updates.assign_add(1, read_value=False)
     return tf.group(*updates, counted, name=name)
 
-  def _update(self, gradient, variable, slots, corrections, decay, layout):
+  def _update(self, gradient, variable, slots: dict, decay, layout):
     """The op that updates one variable.
 
-    slots: its slots' variables; corrections: of `_corrections`; decay: a float,
-    or of the variable's shape; layout: how this rank holds the variable.
+    slots: its slots by name; decay: a float, or of the variable's shape;
+    layout: how this rank holds the variable.
     """
     raise NotImplementedError
 
-  def _corrections(self) -> tuple:
-    """1 - b1^t and 1 - b2^t for update t = 1, 2, ...; 1 without correction."""
+  def _corrected(self, kept: list[dict[str, Slot]]) -> list[dict[str, Slot]]:
+    """The slots with their bias corrections for update t = 1, 2, ..."""
     if not self.bias_correction:
-      return 1.0, 1.0
+      return kept
     t = tf.cast(tf.convert_to_tensor(self._applied_updates) + 1, tf.float32)
-    # -expm1(t log b) is 1 - b^t without the cancellation at b near 1.
-    return tuple(
-      -tf.math.expm1(t * math.log(beta)) if beta else 1.0
-      for beta in (self.beta_1, self.beta_2)
-    )
+    by_beta: dict[str, Any] = {"": 1.0}
+    corrected = []
+    for slots in kept:
+      corrected.append({})
+      for name, slot in slots.items():
+        if slot.beta not in by_beta:
+          beta = getattr(self, slot.beta)
+          # -expm1(t log b) is 1 - b^t without the cancellation at b near 1.
+          correction = -tf.math.expm1(t * math.log(beta)) if beta else 1.0
+          by_beta[slot.beta] = correction
+        corrected[-1][name] = slot._replace(correction=by_beta[slot.beta])
+    return corrected
 
   def decay_rate(self, name: str) -> float:
-    excluded = self.exclude_from_weight_decay or ()
-    if any(re.search(pattern, name) for pattern in excluded):
-      return 0.0
+    """The weight decay of a weight, 0 for those that are excluded."""
+    for pattern in self.exclude_from_weight_decay or ():
+      if re.search(pattern, name):
+        return 0.0
     return self.weight_decay_rate
 
 

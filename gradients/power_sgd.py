@@ -52,15 +52,15 @@ class PowerSGD(all_reduce.AllReduce):
   without a loss scale; they change with `after_update`.
   """
 
-  def __init__(self, config, world, scale):
-    super().__init__(config, world, scale)
+  def __init__(self, config, world, scale, optimizer):
+    super().__init__(config, world, scale, optimizer)
     self._rank = config.powersgd_rank
     self._kept: tf.Tensor | float = 1.0  # k
     self._sent = []  # (A_i, orth(P), new Q, E_i's variable, Q's variable)
 
-  def compute_gradients(self, local, gradients, sums):
-    pairs = local.compute_gradients(gradients, sums)
-    if local.micro_batches > 1:  # a single one is never dropped
+  def sum_over_ranks(self, local):
+    pairs = local.pairs
+    if local.is_stored:  # a single micro-batch is never dropped
       counts = tf.stack([local.kept, local.filled])
       kept, filled = tf.unstack(self.comm.allreduce(counts, "powersgd/kept"))
       self._kept = kept / filled

@@ -1,9 +1,11 @@
 """Variables of which each rank holds a part: checkpoints have them whole."""
 
-from collections.abc import Callable, Sequence
+import collections
+from collections.abc import Callable
 from typing import NamedTuple
 
 from common.tensorflow_v1 import tf
+from gradients import moments
 from model.tensor_parallel import SLICED, Slices
 
 # The graph's collection of `ShardedVariable`s.
@@ -41,13 +43,13 @@ def add(part, tensors: dict, cuts: list, own: Callable, comm) -> None:
   tf.add_to_collection(SHARDED_VARIABLES, sharded)
 
 
-def add_sliced(comm, slots: Sequence[str]) -> None:
-  """Adds a complete graph's sliced variables and their optimizer `slots`."""
-  variables = {v.op.name: v for v in tf.global_variables()}
+def add_sliced(comm) -> None:
+  """Adds a complete graph's sliced variables and their optimizer's slots."""
+  slots: dict[str, list] = collections.defaultdict(list)  # by weight's name
+  for slot in tf.get_collection(moments.SLOTS):
+    slots[slot.op.name.rpartition("/")[0]].append(slot)
   for sliced in tf.get_collection(SLICED):
-    name = sliced.variable.op.name
-    for part in (name, *(f"{name}/{slot}" for slot in slots)):
-      if part in variables:
-        value = tf.convert_to_tensor(variables[part])
-        own = lambda tensors: tensors[0]
-        add(variables[part], {part: value}, [sliced], own, comm)
+    for part in (sliced.variable, *slots[sliced.variable.op.name]):
+      value = tf.convert_to_tensor(part)
+      own = lambda tensors: tensors[0]
+      add(part, {part.op.name: value}, [sliced], own, comm)

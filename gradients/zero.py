@@ -111,10 +111,12 @@ class ZeRO(all_reduce.AllReduce):
   checkpoints have VARIABLE/SLOT instead, whole.
   """
 
-  def __init__(self, config, world, scale):
-    super().__init__(config, world, scale)
+  def __init__(self, config, world, scale, optimizer):
+    super().__init__(config, world, scale, optimizer)
     self._variables = tf.trainable_variables()
-    groups = self._groups(len(self._variables))
+    groups = []
+    for group in self._groups(len(self._variables)):
+      groups += self._by_slots(group)
     # Sorts what is in the order of groups by variable.
     self._order = np.argsort(np.concatenate(groups))
     self._shards = {}  # name of the shard's weights -> Shard
@@ -124,10 +126,17 @@ class ZeRO(all_reduce.AllReduce):
       self._shards[shard.weights.name] = shard
     self.layout = ShardLayout(self._shards, self.comm, self.slices)
 
-  def compute_gradients(self, local, gradients, sums):
+  def _by_slots(self, group) -> list[list[int]]:
+    """Parts of a group whose variables have equal slots: one rule for all."""
+    parts: dict[tuple, list[int]] = {}
+    for index in group:
+      slots = self.optimizer.slots_of(self._variables[index])
+      parts.setdefault(tuple(slots.items()), []).append(index)
+    return list(parts.values())
+
+  def sum_over_ranks(self, local) -> list:
     """[(this rank's part of a group's sum, the shard's weights), ...]."""
-    pairs = local.compute_gradients(gradients, sums)
-    of = {variable.name: gradient for gradient, variable in pairs}
+    of = {variable.name: gradient for gradient, variable in local.pairs}
     reduced = []
     for n, shard in enumerate(self._shards.values()):
       flat = shard.flat([of[v.name] for v in shard.variables])
@@ -144,24 +153,10 @@ class ZeRO(all_reduce.AllReduce):
     squares = self.comm.allreduce(tf.concat(parts, axis=0), "zero/half_squares")
     return self.slices.totals(tf.gather(squares, self._order), self._variables)
 
-  def apply_or_skip(self, optimizer, factor, pairs, finite):
+  def apply_or_skip(self, factor, pairs, finite):
     """Updates the shards; then all ranks get all weights."""
-    shards = self._shards.values()
-    # Checkpoints have each variable's slots whole, under google/bert's names.
-    created = optimizer.create_slots([shard.weights for shard in shards])
-    for shard, parts in zip(shards, created, strict=True):
-      names, rates, cuts = [], [], []
-      for variable in shard.variables:
-        names.append(moments.variable_name(variable))
-        rates.append(optimizer.decay_rate(names[-1]))
-        cuts.append(cut_of(variable))
-      # Not in the condition: XLA would keep them as constants of its program.
-      shard.decay = shard.spread(np.array(rates, np.float32))
-      for slot, part in zip(optimizer.slots, parts, strict=True):
-        every = self.comm.allgather(part, f"whole/{part.op.name}")
-        tensors = zip(names, shard.whole(every), strict=True)
-        by_name = {f"{name}/{slot}": tensor for name, tensor in tensors}
-        sharded_variables.add(part, by_name, cuts, shard.own, self._world)
+    shards = list(self._shards.values())
+    self._create_slots(shards)
     # A shard's weights hold nothing between two updates: the variables do.
     copied = []
     for shard in shards:
@@ -169,7 +164,7 @@ class ZeRO(all_reduce.AllReduce):
       copied.append(shard.weights.assign(own, read_value=False))
     with tf.control_dependencies(copied):  # all in the condition depends on it
       factor, finite = tf.identity(factor), tf.identity(finite)
-    applied, ratios = super().apply_or_skip(optimizer, factor, pairs, finite)
+    applied, ratios = super().apply_or_skip(factor, pairs, finite)
     # All ranks get what each has updated.
     done = []
     for n, shard in enumerate(shards):
@@ -178,6 +173,26 @@ class ZeRO(all_reduce.AllReduce):
       every = self.comm.allgather(updated, f"zero/weights_{n}")
       whole = zip(shard.variables, shard.whole(every), strict=True)
       done += moments.assign_all(whole)
-    if optimizer.has_trust_ratios:
+    if self.optimizer.has_trust_ratios:
       ratios = tf.gather(ratios, self._order)
     return tf.group(*done), ratios
+
+  def _create_slots(self, shards: list[Shard]) -> None:
+    """Makes the shards' slots, and whole ones of each variable of them."""
+    created = self.optimizer.create_slots(
+      [shard.weights for shard in shards],
+      [self.optimizer.slots_of(shard.variables[0]) for shard in shards],
+    )
+    for shard, slots in zip(shards, created, strict=True):
+      names = [moments.variable_name(v) for v in shard.variables]
+      rates = [self.optimizer.decay_rate(name) for name in names]
+      cuts = [cut_of(variable) for variable in shard.variables]
+      # Not in the condition: XLA would keep them as constants of its program.
+      shard.decay = shard.spread(np.array(rates, np.float32))
+      # Checkpoints have each variable's slots whole, under google/bert's names.
+      for slot, kept in slots.items():
+        part = kept.variable
+        every = self.comm.allgather(part, f"whole/{part.op.name}")
+        tensors = zip(names, shard.whole(every), strict=True)
+        by_name = {f"{name}/{slot}": tensor for name, tensor in tensors}
+        sharded_variables.add(part, by_name, cuts, shard.own, self._world)

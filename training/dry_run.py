@@ -160,7 +160,7 @@ def _measured(job: Job, size: int) -> Measured:
     micro = input_pipeline.fixed_micro_batch(examples, plan.accumulation)
     state = checkpointing.TrainingState()
     ops = job.build(config, job.shape, micro, state, plan, comm)
-    parts, checkpoint_mb = _sizes(ops.variables, config.optimizer.kind.slots)
+    parts, checkpoint_mb = _sizes(ops.variables, ("adam_m", "adam_v"))
     session = tf.Session(config=training_run.session_config(config, comm))
     session.run(tf.global_variables_initializer())
     session.run(tf.local_variables_initializer())

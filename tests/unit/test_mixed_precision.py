@@ -239,13 +239,16 @@ def test_an_overflow_skips_halves_and_goes_on():
     w = tf.get_variable("w", initializer=tf.constant([1.0, 2.0]))
     loss = tf.reduce_sum(tf.cast(tf.cast(w, tf.float16) * 4.0, tf.float32))
     scale = mixed_precision.make_loss_scale(config, policy.uses_fp16)
+    optimizer = OptimizerConfig()
+    exchange = optimization.make_exchange(
+      AllreduceConfig(), Comm(), scale.value, optimizer.make(tf.constant(0.1))
+    )
     ops = optimization.build_train_ops(
       tf.gradients(loss * scale.value, [w]),
       {"loss": loss},
-      OptimizerConfig().make(tf.constant(0.1)),
-      optimization.make_exchange(AllreduceConfig(), Comm(), scale.value),
-      1,
+      exchange,
       scale,
+      optimizer,
     )
     session.run(
       [tf.global_variables_initializer(), tf.local_variables_initializer()]

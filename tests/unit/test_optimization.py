@@ -171,11 +171,12 @@ def update_ops(loss, sums, optimizer, micro_batches=1, scale=1.0, **settings):
   """`build_train_ops` of one rank, from the loss on."""
   loss_scale = mixed_precision.StaticLossScale(scale)
   gradients = tf.gradients(loss * loss_scale.value, tf.trainable_variables())
-  ranks = optimization.make_exchange(
-    AllreduceConfig(), Comm(), loss_scale.value
+  exchange = optimization.make_exchange(
+    AllreduceConfig(), Comm(), loss_scale.value, optimizer
   )
+  config = OptimizerConfig(**settings)
   return optimization.build_train_ops(
-    gradients, sums, optimizer, ranks, micro_batches, loss_scale, **settings
+    gradients, sums, exchange, loss_scale, config, micro_batches
   )
 
 

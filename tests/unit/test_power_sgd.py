@@ -9,6 +9,7 @@ import optimization
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from config.exchange_config import AllreduceConfig
+from config.optimizers import OptimizerConfig
 from gradients import power_sgd
 from gradients.distributed import Comm
 
@@ -56,15 +57,16 @@ class Sums:
     }
     loss = sum(tf.reduce_sum(v * self.fed[k]) for k, v in variables.items())
     loss_scale = mixed_precision.StaticLossScale(scale)
-    config = AllreduceConfig(powersgd_rank=rank)
+    exchange = optimization.make_exchange(
+      AllreduceConfig(powersgd_rank=rank), Comm(), loss_scale.value, Descent()
+    )
     self.ops = optimization.build_train_ops(
       tf.gradients(loss * loss_scale.value, tf.trainable_variables()),
       {"n": tf.constant(1.0)},
-      Descent(),
-      optimization.make_exchange(config, Comm(), loss_scale.value),
-      micro_batches,
+      exchange,
       loss_scale,
-      clip_norm=0.0,
+      OptimizerConfig(clip_norm=0.0),
+      micro_batches,
     )
     self.variables = tf.trainable_variables()
     self.state = {

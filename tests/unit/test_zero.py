@@ -4,12 +4,14 @@ import types
 
 import numpy as np
 import pytest
+import resuming
 import runs
 
+from common.errors import UserError
 from common.tensorflow_v1 import tf
 from config import optimizers
 from config.exchange_config import AllreduceConfig
-from gradients import moments, zero
+from gradients import adamw, zero
 
 SHARED = {"allreduce": AllreduceConfig(zero=1)}
 
@@ -48,51 +50,109 @@ def test_shards_put_together_are_the_variables(ranks):
     )
 
 
-class Lion(moments.MomentOptimizer):
-  """One slot, and nothing but this class: https://arxiv.org/abs/2302.06675."""
+class MatrixMomentum(adamw.AdamWeightDecayOptimizer):
+  """One momentum for matrices, Adam for the rest: slots per variable.
 
-  slots = ("lion_m",)
+  m <- b1 m + g and w <- w - lr (m + decay w), for matrices.
+  """
 
-  def _update(self, gradient, variable, slots, corrections, decay, layout):
-    (momentum,) = slots
-    m, weights = map(tf.convert_to_tensor, (momentum, variable))
-    direction = tf.sign(self.beta_1 * m + (1.0 - self.beta_1) * gradient)
-    new_m = self.beta_2 * m + (1.0 - self.beta_2) * gradient
+  def slots_of(self, variable):
+    if len(variable.shape) == 2:
+      return {"momentum": "beta_1"}
+    return super().slots_of(variable)
+
+  def _update(self, gradient, variable, slots, decay, layout):
+    if "momentum" not in slots:
+      return super()._update(gradient, variable, slots, decay, layout)
+    m = slots["momentum"]
+    weights = tf.convert_to_tensor(variable)
+    new_m = self.beta_1 * m.variable + gradient
     rate = tf.convert_to_tensor(self.learning_rate, tf.float32)
-    new = weights - rate * (direction + decay * weights)
+    new = weights - rate * (new_m / m.correction + decay * weights)
     with tf.control_dependencies([new, new_m]):
-      return tf.group(momentum.assign(new_m), variable.assign(new))
+      return tf.group(m.variable.assign(new_m), variable.assign(new))
 
 
-def test_an_optimizer_of_one_slot_needs_no_other_file(
-  tiny_run, tmp_path, monkeypatch
+@pytest.fixture
+def matrix_momentum(monkeypatch):
+  """Enters the optimizer; returns its settings of a run."""
+  settings = ("weight_decay_rate", "beta_1", "beta_2", "bias_correction")
+  row = optimizers.Optimizer(__name__, "MatrixMomentum", settings)
+  monkeypatch.setitem(optimizers.OPTIMIZERS, "matrix", row)
+  return {"optimizer": "matrix", "bias_correction": True}
+
+
+def test_slots_of_each_variable_equal_numpy(matrix_momentum):
+  """Three updates: each slot is corrected by its own beta."""
+  gradients = np.random.default_rng(0).normal(size=(3, 2, 2))
+  with tf.Graph().as_default(), tf.Session() as session:
+    fed = tf.placeholder(tf.float32, [2, 2])
+    matrix = tf.get_variable("matrix", initializer=tf.ones([2, 2]))
+    bias = tf.get_variable("bias", initializer=tf.ones([2]))
+    optimizer = optimizers.OptimizerConfig(**matrix_momentum).make(0.1)
+    train = optimizer.apply_gradients([(fed, matrix), (fed[0], bias)])
+    session.run(tf.global_variables_initializer())
+    for gradient in gradients:
+      session.run(train, {fed: gradient})
+    got = session.run({v.op.name: v for v in tf.global_variables()})
+  assert got.keys() == {
+    "matrix", "matrix/momentum", "bias", "bias/adam_m", "bias/adam_v",
+    "applied_updates",
+  }  # fmt: skip
+  w, momentum, b, m, v = 1.0, 0.0, 1.0, 0.0, 0.0
+  for t, gradient in enumerate(gradients, 1):
+    momentum = 0.9 * momentum + gradient
+    w = w - 0.1 * (momentum / (1 - 0.9**t) + 0.01 * w)
+    m, v = 0.9 * m + 0.1 * gradient[0], 0.999 * v + 0.001 * gradient[0] ** 2
+    b = b - 0.1 * m / (1 - 0.9**t) / (np.sqrt(v / (1 - 0.999**t)) + 1e-6)
+  for name, want in (
+    ("matrix", w), ("matrix/momentum", momentum), ("bias", b),
+    ("bias/adam_m", m), ("bias/adam_v", v),
+  ):  # fmt: skip
+    np.testing.assert_allclose(got[name], want, rtol=1e-4, err_msg=name)
+
+
+def test_zero_and_resuming_follow_from_what_is_declared(
+  tiny_run, tmp_path, matrix_momentum
 ):
-  """ZeRO, checkpoints and resuming follow from what it declares."""
-  settings = ("weight_decay_rate", "beta_1", "beta_2")
-  row = optimizers.Optimizer(__name__, "Lion", settings)
-  monkeypatch.setitem(optimizers.OPTIMIZERS, "lion", row)
-  settings = dict(optimizer={"optimizer": "lion"}, save_checkpoints_steps=4)
-  settings |= dict(num_train_steps=8, learning_rate=1e-4)
-  whole, shared = tmp_path / "whole", tmp_path / "shared"
-  runs.pretrain(tiny_run, whole, **settings)
-  runs.pretrain(tiny_run, shared, **settings, **SHARED)
-  want, losses = runs.weights(whole), runs.metrics(shared)
-  slots = [name for name in want if name.endswith("/lion_m")]
-  assert len(slots) > 10 and not any("adam" in name for name in want)
-  assert runs.weights(shared).keys() == want.keys()
-  np.testing.assert_allclose(losses, runs.metrics(whole), 1e-4)
-  forget(shared, 8)
-  before = runs.weights(shared / "model.ckpt-4")
-  assert any(before[name].any() for name in slots)
-  runs.pretrain(tiny_run, shared, **settings, **SHARED)
-  assert runs.metrics(shared) == losses
+  """A shard has variables of equal slots; checkpoints have the slots whole."""
+  settings = dict(
+    optimizer=matrix_momentum, num_train_steps=8, learning_rate=1e-4,
+    save_checkpoints_steps=4,
+  )  # fmt: skip
+  runs.pretrain(tiny_run, tmp_path / "one", **settings)
+  want = runs.weights(tmp_path / "one")
+  whole, _ = resuming.compare(
+    tiny_run, tmp_path, [resuming.lost_after(4)], **settings, **SHARED
+  )
+  np.testing.assert_allclose(
+    runs.metrics(whole), runs.metrics(tmp_path / "one"), 1e-5
+  )
+  got = runs.weights(whole)
+  assert got.keys() == want.keys()
+  for name in want:
+    weight, _, slot = name.rpartition("/")
+    if slot in ("momentum", "adam_m", "adam_v"):
+      assert (slot == "momentum") == (want[weight].ndim == 2)
+      assert got[name].shape == want[weight].shape
+      np.testing.assert_allclose(got[name], want[name], rtol=1e-3, atol=1e-6)
+  assert sum(name.endswith("/momentum") for name in want) > 5
 
 
-def forget(folder, *steps):
-  """Removes the checkpoints of these updates."""
-  for step in steps:
-    for path in folder.glob(f"model.ckpt-{step}*"):
-      path.unlink()
+def test_what_an_optimizer_excludes_is_refused(tiny_run, tmp_path, monkeypatch):
+  """By the row of the table alone."""
+  why = "its update needs whole matrices"
+  row = optimizers.Optimizer(
+    __name__, "MatrixMomentum", (), {"zero": why, "tensor_parallel": why}
+  )
+  monkeypatch.setitem(optimizers.OPTIMIZERS, "matrix", row)
+  settings = dict(optimizer={"optimizer": "matrix"})
+  runs.config(tiny_run, tmp_path, **settings)
+  for flag, changes in (
+    ("zero", SHARED), ("tensor_parallel", {"tensor_parallel": 2}),
+  ):  # fmt: skip
+    with pytest.raises(UserError, match=f"=matrix does not .* --{flag}: {why}"):
+      runs.config(tiny_run, tmp_path, **settings, **changes)
 
 
 @pytest.mark.parametrize(

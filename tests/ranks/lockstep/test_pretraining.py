@@ -261,13 +261,17 @@ def test_an_overflow_on_one_rank_is_one_decision(comm, capfd, micro_batches):
     scale = mixed_precision.make_loss_scale(
       LossScaleConfig(initial_loss_scale=2.0**10), True
     )
+    config = OptimizerConfig()
+    exchange = optimization.make_exchange(
+      AllreduceConfig(), comm, scale.value, config.make(tf.constant(0.1))
+    )
     ops = optimization.build_train_ops(
       tf.gradients(total * scale.value, [w]),
       {"n": tf.reduce_sum(w)},
-      OptimizerConfig().make(tf.constant(0.1)),
-      optimization.make_exchange(AllreduceConfig(), comm, scale.value),
-      micro_batches,
+      exchange,
       scale,
+      config,
+      micro_batches,
     )
     fetches = ops.fetches()
     session.run(
