@@ -1,8 +1,8 @@
-"""What a plan needs, measured in child processes: memory, time and disk.
+"""What a plan needs: memory, time and disk.
 
-A child runs updates on fake records as rank 0 of the planned ranks. Two sizes
-of the micro-batch are measured: a small one, and the plan's if its updates are
-quick. The line through both gives other sizes, for any --recompute.
+The memory of weights and moments is arithmetic. What the activations of a
+micro-batch need, and how long it takes, a child process measures: it runs
+updates on fake records as rank 0 of the planned ranks.
 """
 
 import contextlib
@@ -14,44 +14,39 @@ import signal
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psutil
 
 import input_pipeline
 from checkpoints import checkpointing
+from checkpoints.snapshot import SavedVariables, Snapshot
 from common import processes
 from common.console import counted, say, tell
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from config import record_shapes, stages, training_plan
-from gradients import distributed
-from model.tensor_parallel import cut_of
+from config.pretraining import PretrainingConfig
+from gradients import distributed, sharded_variables
+from model import model_flops
 from records import record_shape
 from training import evaluation, next_steps, plans, reporting, training_run
 from workers.pool import available_cores
 
 _MB = 2.0**20
 _SHARE = 0.9  # of the free memory that a run may take
-_TOKENS = 512  # of the first micro-batch, which has at least one record
-_FARTHEST = 32  # largest predicted micro-batch over the largest measured
-_QUICK = 20.0  # seconds; longer updates are not measured
+# Arithmetic of the micro-batch that is measured on CPUs: 3 to 15 s an update.
+_FLOPS = 6e11
 _CGROUPS = "/sys/fs/cgroup"
 
 
 def free_memory_mb() -> float:
   """MB of the host that are free: of the machine, and of this cgroup."""
-  free = psutil.virtual_memory().available / _MB
+  free = [psutil.virtual_memory().available / _MB]
   own = pathlib.Path("/proc/self/cgroup").read_text().splitlines()
-  for line in own:
-    if line.startswith("0::"):  # of version 2
-      return min([free, *_cgroup_mb(line.removeprefix("0::"))])
-  return free
-
-
-def _cgroup_mb(path: str) -> Iterator[float]:
-  """What a cgroup and those above it leave, in MB, of those with a limit."""
-  inside = pathlib.PurePosixPath(path.lstrip("/"))
+  paths = [line.removeprefix("0::/") for line in own if line[:3] == "0::"]
+  inside = pathlib.PurePosixPath(paths[0] if paths else "")  # of version 2
+  # A limit of any group above this one holds, too.
   for group in (inside, *inside.parents):
     folder = pathlib.Path(_CGROUPS, group)
     with contextlib.suppress(OSError, ValueError):  # no limit; not mounted here
@@ -60,20 +55,35 @@ def _cgroup_mb(path: str) -> Iterator[float]:
       # The system drops cached files first.
       words = (folder / "memory.stat").read_text().split()
       cached = int(words[words.index("inactive_file") + 1])
-      yield (limit - used + cached) / _MB
+      free.append((limit - used + cached) / _MB)
+  return min(free)
 
 
 class Measured(NamedTuple):
-  """What a child measured; MB are of 2^20 bytes."""
+  """What a child found; MB are of 2^20 bytes."""
 
-  size: int  # records of a micro-batch
-  mb: float  # peak of the process without the checkpoint, or of its GPU
+  size: int  # records of the micro-batch
+  peak_mb: float  # of the process without the checkpoint, or of its GPU
   micro_seconds: float  # of a micro-batch
   update_seconds: float  # of an update, besides its micro-batches
-  parts: dict  # the MB of what has a known size
-  parameters: dict  # of the whole model by part
+  parts: dict[str, float]  # MB of what does not depend on the size
+  parameters: dict[str, int]  # of the whole model by part
   checkpoint_mb: float  # rank 0 has a copy in the host's memory
   gpu_mb: float | None  # that the GPU has
+
+  @property
+  def record_mb(self) -> float:
+    """What a record of the micro-batch needs: activations and buffers."""
+    return max(0.0, self.peak_mb - sum(self.parts.values())) / self.size
+
+  def peak_of(self, size: int) -> float:
+    """Peak of a rank with micro-batches of `size`, without the copy."""
+    return sum(self.parts.values()) + size * self.record_mb
+
+  def seconds_of(self, micro_batches: int, size: int) -> float:
+    """Seconds of an update of so many micro-batches of `size` on a rank."""
+    one = self.micro_seconds * size / self.size
+    return micro_batches * one + self.update_seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,14 +91,28 @@ class Job:
   """What all children have in common."""
 
   build: Callable  # (config, shape, micro-batch, state, plan, comm) -> TrainOps
-  config: Any  # a `PretrainingConfig`
+  config: PretrainingConfig
   plan: training_plan.TrainingPlan
   ranks: int
   here: int  # ranks on this host; 0 with GPUs
+  free_mb: float  # of the host, for all its ranks
   shape: record_shape.RecordShape
 
+  def room_mb(self, measured: Measured) -> float:
+    """The highest peak that a rank may have; rank 0 has a copy besides."""
+    capacity = measured.gpu_mb or self.free_mb
+    copy = measured.checkpoint_mb if self.here else 0.0
+    return (_SHARE * capacity - copy) / max(1, self.here)
+
+  def try_size(self, size: int) -> Measured | None:
+    """Measures micro-batches of `size`; None if they do not fit."""
+    measured = self.measure(size, self.free_mb / max(1, self.here))
+    if measured and measured.peak_mb > self.room_mb(measured):
+      return None
+    return measured
+
   def measure(self, size: int, limit_mb: float) -> Measured | None:
-    """Measures micro-batches of `size`; None if one process needs more MB."""
+    """The same; a process on the host that needs more MB is ended."""
     tell(f"measuring updates of micro-batches of {size:,} ...")
     spawn = multiprocessing.get_context("spawn")
     receiver, sender = spawn.Pipe(duplex=False)
@@ -111,16 +135,39 @@ class Job:
     return measured
 
 
-def _run(job: Job, size: int, sender) -> None:
-  """In a child: sends a `Measured`, or None if the memory does not suffice."""
-  signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent ends it
-  processes.end_with(multiprocessing.parent_process().pid, signal.SIGKILL)
-  try:
-    sender.send(_measured(job, size))
-  except (tf.errors.OpError, MemoryError) as e:
-    if not evaluation.is_out_of_memory(e):
-      raise
-    sender.send(None)
+def first_size(job: Job, record_flops: float) -> Measured:
+  """Measures the plan's micro-batch; a smaller one if that does not fit.
+
+  On CPUs, where an update may take minutes, one of about `_FLOPS` at most.
+  """
+  size = job.plan.micro_batch
+  if job.here:
+    size = max(1, min(size, int(_FLOPS / record_flops)))
+  while not (measured := job.try_size(size)):
+    if size == 1:
+      raise UserError(
+        "a micro-batch of one record does not fit: give a smaller model or "
+        "--max_seq_length, or --recompute=layer"
+      )
+    size //= 2
+  return measured
+
+
+def find_largest(job: Job, measured: Measured) -> Measured:
+  """Doubles what fits until it does not, then halves what is between.
+
+  Each size takes a minute of compiling, so it ends within a sixteenth.
+  """
+  too_large = math.inf
+  while too_large > measured.size + 1 + measured.size // 16:
+    size = 2 * measured.size
+    if size >= too_large:
+      size = (measured.size + int(too_large)) // 2
+    if fits := job.try_size(size):
+      measured = fits
+    else:
+      too_large = size
+  return measured
 
 
 class PlannedRanks(distributed.Comm):
@@ -146,11 +193,23 @@ class PlannedRanks(distributed.Comm):
     return tf.concat([tensor] * self.size, axis=0)
 
 
+def _run(job: Job, size: int, sender) -> None:
+  """In a child: sends a `Measured`, or None if the memory does not suffice."""
+  signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent ends it
+  processes.end_with(multiprocessing.parent_process().pid, signal.SIGKILL)
+  try:
+    sender.send(_measured(job, size))
+  except (tf.errors.OpError, MemoryError) as e:
+    if not evaluation.is_out_of_memory(e):
+      raise
+    sender.send(None)
+
+
 def _measured(job: Job, size: int) -> Measured:
-  # To ask a GPU would begin TensorFlow's, before its settings are made.
-  config, program_mb = job.config, reporting.host_peak_mb()
-  times = min(2, job.plan.accumulation)
-  plan = dataclasses.replace(job.plan, micro_batch=size, accumulation=times)
+  config = job.config
+  plan = dataclasses.replace(
+    job.plan, micro_batch=size, accumulation=min(2, job.plan.accumulation)
+  )
   comm = distributed.settled(
     PlannedRanks(job.ranks, job.here or 1, config.tensor_parallel),
     config.num_threads,
@@ -160,24 +219,47 @@ def _measured(job: Job, size: int) -> Measured:
     micro = input_pipeline.fixed_micro_batch(examples, plan.accumulation)
     state = checkpointing.TrainingState()
     ops = job.build(config, job.shape, micro, state, plan, comm)
-    parts, checkpoint_mb = _sizes(ops.variables, ("adam_m", "adam_v"))
+    sharded_variables.add_sliced(comm)
+    # As checkpoints have them: of all ranks and slices, with slots.
+    saved = SavedVariables(Snapshot(), is_kept=False).shapes
     session = tf.Session(config=training_run.session_config(config, comm))
     session.run(tf.global_variables_initializer())
     session.run(tf.local_variables_initializer())
-    micro_seconds, update_seconds = _times(session, ops, plan.accumulation)
+    here = {v.op.name: _mb(v.shape) for v in tf.global_variables()}
+    weights = sum(here[v.op.name] for v in ops.variables)
+    parts = {
+      "weights": weights,
+      "gradients": weights + sum(_mb(v.shape) for v in tf.local_variables()),
+      "moments": sum(here.values()) - weights,
+    }
     gpus = [d for d in session.list_devices() if d.device_type == "GPU"]
-    parameters = _parameters(ops.variables)
+    if not gpus:
+      # What the process has by now, besides variables. Gradients come later.
+      held = parts["weights"] + parts["moments"]
+      parts["TensorFlow and the graph"] = reporting.host_peak_mb() - held
+    micro_seconds, update_seconds = _times(session, ops, plan.accumulation)
+    parameters: dict[str, int] = {}
+    for variable in ops.variables:
+      scope, *inner = variable.op.name.split("/")
+      part = inner[0] if scope == "bert" else "heads"
+      count = tf.TensorShape(saved[variable.op.name]).num_elements()
+      parameters[part] = parameters.get(part, 0) + count
   peaks = reporting.peak_memory()
   return Measured(
     size=size,
-    mb=peaks.get("gpu_peak_memory_mb", peaks["peak_memory_mb"]),
+    peak_mb=peaks.get("gpu_peak_memory_mb", peaks["peak_memory_mb"]),
     micro_seconds=micro_seconds,
     update_seconds=update_seconds,
-    parts=parts if gpus else {"TensorFlow": program_mb, **parts},
+    parts=parts,
     parameters=parameters,
-    checkpoint_mb=checkpoint_mb,
+    checkpoint_mb=sum(map(_mb, saved.values())),
     gpu_mb=gpus[0].memory_limit_bytes / _MB if gpus else None,
   )
+
+
+def _mb(shape) -> float:
+  """MB of a float32 tensor; the few counters of 8 bytes do not matter."""
+  return 4 * tf.TensorShape(shape).num_elements() / _MB
 
 
 def _times(session, ops, accumulation: int) -> tuple[float, float]:
@@ -197,187 +279,56 @@ def _times(session, ops, accumulation: int) -> tuple[float, float]:
   return min(added[1:]), max(0.0, min(last[1:]) - min(added[1:]))
 
 
-def _whole(variable) -> int:
-  """Elements of a variable, over all slices."""
-  cut = cut_of(variable)
-  return tf.TensorShape(cut.shape if cut else variable.shape).num_elements()
-
-
-def _parameters(variables) -> dict[str, int]:
-  """Part of the model -> parameters."""
-  counts: dict[str, int] = {}
-  for variable in variables:
-    scope, *inner = variable.op.name.split("/")
-    part = inner[0] if scope == "bert" else "heads"
-    counts[part] = counts.get(part, 0) + _whole(variable)
-  return counts
-
-
-def _sizes(variables, slots: tuple[str, ...]) -> tuple[dict, float]:
-  """MB of a rank by part, and of a checkpoint, which has all ranks'."""
-  mb = lambda of: 4 * sum(v.shape.num_elements() for v in of) / _MB
-  trained = {v.op.name for v in variables}
-  state = [v for v in tf.global_variables() if v.op.name not in trained]
-  others = [v for v in state if not v.op.name.endswith(slots)]
-  weights_mb = 4 * sum(map(_whole, variables)) / _MB
-  parts = {
-    "weights": mb(variables),
-    "gradients": mb(variables) + mb(tf.local_variables()),
-    "moments": mb(state),
-  }
-  return parts, weights_mb * (1 + len(slots)) + mb(others)
-
-
-class Needs:
-  """Micro-batches that were measured, and what others need by them."""
-
-  def __init__(self, job: Job, free_mb: float):
-    """`free_mb` is the host's free memory, for all its ranks."""
-    self.job, self._free_mb = job, free_mb
-    self.measured: list[Measured] = []  # by size
-    self._too_large: float = math.inf  # the smallest size that did not fit
-
-  @property
-  def last(self) -> Measured:
-    return self.measured[-1]
-
-  @property
-  def capacity_mb(self) -> float:
-    """Memory of a GPU, or of the host for all its ranks."""
-    gpu_mb = self.last.gpu_mb if self.measured else None
-    return gpu_mb or self._free_mb
-
-  @property
-  def room_mb(self) -> float:
-    """The highest peak that a rank may have; rank 0 has a copy besides."""
-    here = self.job.here
-    copy = self.last.checkpoint_mb if here and self.measured else 0.0
-    return (_SHARE * self.capacity_mb - copy) / max(1, here)
-
-  def measure(self, size: int) -> bool:
-    """Measures `size`, the largest so far; returns whether it fits."""
-    measured = self.job.measure(size, self.room_mb)
-    if measured:
-      self.measured.append(measured)  # its checkpoint is known
-      if measured.mb <= self.room_mb:
-        return True
-      self.measured.pop()
-    self._too_large = size
-    return False
-
-  def begin(self, target: int, tokens: int) -> None:
-    """Measures two sizes; the second is `target` if it fits and is quick."""
-    first = max(1, min(_TOKENS // tokens, target // 4))
-    if not self.measure(first) and not (first > 1 and self.measure(1)):
-      raise UserError(
-        "a micro-batch of one record does not fit: give a smaller model or "
-        "--max_seq_length, or --recompute=layer"
-      )
-    first = self.last.size
-    # One that is quick: children run updates of up to two micro-batches.
-    quick = int(first * _QUICK / (2 * self.last.micro_seconds))
-    size = max(2 * first, min(target, quick))
-    while size > first and not (size < self._too_large and self.measure(size)):
-      size = (first + size) // 2
-
-  def find_largest(self) -> None:
-    """Tries what fits by `record_mb`, and a little more, until that does not.
-
-    Then it halves what is between. Each size takes a minute of compiling.
-    """
-    more = 0.02  # of the size that fits
-    while self._too_large > 1 + 1.02 * (fits := self.last.size):
-      size = self._expected
-      if size <= (1 + more) * fits:
-        size = fits + 1 + int(more * fits)
-        more *= 2
-      if size >= self._too_large:
-        size = (fits + int(self._too_large)) // 2
-      self.measure(size)
-    self._too_large = self.last.size + 1
-
-  def fits(self, size: int) -> bool:
-    return size < self._too_large and self.peak_mb(size) <= self.room_mb
-
-  @property
-  def record_mb(self) -> float:
-    """What a record more adds; of one size alone all of it."""
-    first, last = self.measured[0], self.last
-    if first.size == last.size:
-      return last.mb / last.size
-    return max(0.0, (last.mb - first.mb) / (last.size - first.size))
-
-  def peak_mb(self, size: int) -> float:
-    """Peak of a rank with this micro-batch, without the checkpoint's copy."""
-    return self.last.mb + (size - self.last.size) * self.record_mb
-
-  def seconds(self, micro_batches: int, size: int) -> float:
-    """Seconds of an update of so many micro-batches of `size` on a rank."""
-    one = self.last.micro_seconds * size / self.last.size
-    return micro_batches * one + self.last.update_seconds
-
-  @property
-  def _expected(self) -> int:
-    """What fits by `record_mb`, at most `_FARTHEST` times the last size."""
-    more = (self.room_mb - self.last.mb) / max(self.record_mb, 1e-3)
-    return int(min(self.last.size + more, _FARTHEST * self.last.size))
-
-  @property
-  def largest(self) -> int:
-    """The largest micro-batch that fits, as far as is known."""
-    # One that was tried in vain shows that memory is no line in the size.
-    size = self._expected
-    return size if size < self._too_large else self.last.size
-
-
-def duration(needs: Needs, plan, limit: float) -> tuple[int, float]:
+def duration(measured: Measured, plan, limit: float) -> tuple[int, float]:
   """Updates of a plan that end within `limit` seconds, and their seconds."""
-  made, taken = 0, 0.0
+  done, taken = 0, 0.0
   for updates, records in plan.sizes():
     micro_batches = plan.micro_batches(records)
-    seconds = needs.seconds(micro_batches, plan.micro_batch)
+    seconds = measured.seconds_of(micro_batches, plan.micro_batch)
     in_time = int(min(updates, (limit - taken) / seconds))
-    made += in_time
+    done += in_time
     taken += in_time * seconds
     if in_time < updates:
       break
-  return made, taken
+  return done, taken
 
 
-def lines(needs: Needs, config, plan, limit: float = math.inf) -> Iterator[str]:
+def lines(
+  job: Job, measured: Measured, limit: float = math.inf
+) -> Iterator[str]:
   """What the plan needs, for people; it ends after `limit` seconds."""
-  last, size, here = needs.last, plan.micro_batch, needs.job.here
-  yield _row("parameters", sum(last.parameters.values()))
-  for part, count in last.parameters.items():
+  plan, size, here = job.plan, job.plan.micro_batch, job.here
+  yield _row("parameters", sum(measured.parameters.values()))
+  for part, count in measured.parameters.items():
     yield _row(f"  {part}", count)
-  how = "measured" if size == last.size else f"extrapolated from {last.size:,}"
+  how = "measured" if size == measured.size else f"from {measured.size:,}"
   yield f"  memory of micro-batches of {size:,} records ({how}), MB"
-  parts = dict(last.parts)
-  parts["activations and buffers"] = needs.peak_mb(size) - sum(parts.values())
+  parts = dict(measured.parts)
+  parts["activations and buffers"] = size * measured.record_mb
   if here:
-    parts["copy of what is saved, in rank 0 only"] = last.checkpoint_mb
+    parts["copy of what is saved, in rank 0 only"] = measured.checkpoint_mb
   for part, mb in parts.items():
     yield _row(f"  {part}", mb)
   yield _row("  total", sum(parts.values()))
-  yield _row("  each further record", needs.record_mb)
-  place = f"for {counted(here, 'rank')} here" if here else "of each GPU"
-  yield _row(f"  available, {place}", needs.capacity_mb)
-  fits = "fits" if needs.fits(size) else "DOES NOT FIT"
+  yield _row("  each further record", measured.record_mb)
+  host = f"for {counted(here, 'rank')} here" if here else "of each GPU"
+  yield _row(f"  available, {host}", measured.gpu_mb or job.free_mb)
+  room = job.room_mb(measured) - measured.peak_of(0)
+  largest = int(room / max(measured.record_mb, 1e-3))
   yield (
-    f"  {fits}; with {1 - _SHARE:.0%} left free, the largest is "
-    f"--train_batch_size={needs.largest}"
+    f"  {'fits' if size <= largest else 'DOES NOT FIT'}; with "
+    f"{1 - _SHARE:.0%} left free, the largest is about "
+    f"--train_batch_size={largest}"
   )
-  if needs.largest != last.size:
-    yield "  (extrapolated)"
-  seconds = needs.seconds(plan.accumulation, size)
-  updates, whole = duration(needs, plan, limit)
+  updates, total = duration(measured, plan, limit)
+  seconds = measured.seconds_of(plan.accumulation, size)
   yield (
     f"  time without network and evaluations: {seconds:.3g} s an update, "
-    f"{_duration(whole)} in total"
+    f"{_duration(total)} in total"
   )
   if limit < math.inf:
     yield f"  --max_train_minutes has time for about {updates:,} updates"
-  kept, one = config.keep_checkpoints, last.checkpoint_mb / 1024
+  kept, one = job.config.keep_checkpoints, measured.checkpoint_mb / 1024
   yield (
     f"  disk: {one:.2g} GB a checkpoint, {one * (kept + 1):.2g} GB for "
     f"--keep_checkpoints={kept} and the best"
@@ -413,14 +364,14 @@ def tell_needs(build: Callable, start: stages.StageStart, ranks: int) -> int:
   config.planned_schedule(plan).check_trains(first=0)
   here = 0 if on_gpu else min(ranks, available_cores())
   shape = record_shapes.of_patterns(config.input_file, config)
-  job = Job(build, config, plan, ranks, here, shape)
-  needs = Needs(job, free_memory_mb())
-  needs.begin(plan.micro_batch, shape.max_seq_length)
-  tell("", *lines(needs, config, plan, limit))
-  updates, _ = duration(needs, plan, limit)
+  job = Job(build, config, plan, ranks, here, free_memory_mb(), shape)
+  record_flops = model_flops.total(model_flops.of_run(config, 1, shape))
+  measured = first_size(job, record_flops)
+  tell("", *lines(job, measured, limit))
   if config.find_batch_size:
-    needs.find_largest()
-    tell(f"largest micro-batch: --train_batch_size={needs.last.size}")
+    largest = find_largest(job, measured).size
+    tell(f"largest micro-batch: --train_batch_size={largest}")
+  updates, _ = duration(measured, plan, limit)
   return plan.stage.first_update + max(1, updates)
 
 

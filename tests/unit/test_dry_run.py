@@ -18,58 +18,65 @@ from config import training_plan
 from gradients import distributed
 from training import dry_run, evaluation, train_loop
 
-CHECKPOINT_MB, START_MB = 60.0, 700.0
+CHECKPOINT_MB, FIXED_MB = 60.0, 700.0
 UPDATE, RECORD = 0.25, 0.1  # seconds
 
 
-class Known:
-  """Stands for `dry_run.Job`: micro-batches whose needs are known."""
+def plan_of_four(micro_batch=8, **stage):
+  """A million updates of four micro-batches."""
+  plan = training_plan.resolve(
+    ranks=1, records=None, train_batch_size=micro_batch, num_warmup_steps=0,
+    num_train_steps=4 * 10**6, num_accumulation_steps=4,
+  )  # fmt: skip
+  return dataclasses.replace(plan, stage=training_plan.Stage(**stage))
 
-  def __init__(
-    self, record_mb=12.0, here=1, ends_at=np.inf, record_seconds=RECORD
-  ):
-    self.here, self.ends_at = here, ends_at
-    self.record_mb, self.record_seconds = record_mb, record_seconds
-    self.tried = []
+
+class Known(dry_run.Job):
+  """A job whose needs are known: it starts no children."""
+
+  record_mb = 12.0
+  ends_at = math.inf  # MB of which the process is ended
 
   def measure(self, size, limit_mb):
     self.tried.append(size)
-    if self.peak(size) > min(limit_mb, self.ends_at):
+    peak_mb = FIXED_MB + self.record_mb * size
+    if peak_mb > min(limit_mb, self.ends_at):
       return None
     return dry_run.Measured(
-      size=size, mb=self.peak(size), gpu_mb=None, checkpoint_mb=CHECKPOINT_MB,
-      micro_seconds=size * self.record_seconds, update_seconds=UPDATE,
-      parts={"TensorFlow": 450.0, "weights": 50.0},
+      size=size, peak_mb=peak_mb, gpu_mb=None, checkpoint_mb=CHECKPOINT_MB,
+      micro_seconds=size * RECORD, update_seconds=UPDATE,
+      parts={"TensorFlow": FIXED_MB - 50.0, "weights": 50.0},
       parameters={"embeddings": 10, "encoder": 20},
     )  # fmt: skip
 
-  def peak(self, size):
-    return START_MB + self.record_mb * size
+
+def known(micro_batch=8, here=1, free_mb=8000.0, **needs):
+  config = types.SimpleNamespace(keep_checkpoints=5)
+  plan = plan_of_four(micro_batch)
+  job = Known(None, config, plan, here, here, free_mb, None)
+  for name, value in {"tried": [], **needs}.items():
+    object.__setattr__(job, name, value)
+  return job
 
 
-def begun(job, target, tokens=512, free_mb=8000.0):
-  needs = dry_run.Needs(job, free_mb)
-  needs.begin(target, tokens)
-  return needs
+def test_the_planned_size_is_measured_where_its_arithmetic_allows_it():
+  job = known(64)
+  measured = dry_run.first_size(job, record_flops=1e9)
+  assert job.tried == [64] and measured.record_mb == pytest.approx(12.0)
+  assert measured.seconds_of(3, 64) == pytest.approx(UPDATE + 3 * 64 * RECORD)
+  # Else a smaller one, which what stays and what a record adds extend.
+  job = known(64)
+  measured = dry_run.first_size(job, record_flops=1e11)
+  assert job.tried == [6]
+  assert measured.peak_of(1000) == pytest.approx(FIXED_MB + 12_000)
+  assert measured.seconds_of(2, 12) == pytest.approx(UPDATE + 2 * 12 * RECORD)
 
 
-def test_the_planned_size_is_measured_where_it_fits_and_is_quick():
-  job = Known()
-  needs = begun(job, 64, tokens=128)
-  assert job.tried == [4, 64] and needs.last.size == 64
-  assert needs.peak_mb(64) == job.peak(64)
-  assert needs.seconds(3, 64) == pytest.approx(UPDATE + 3 * 64 * RECORD)
-
-
-def test_a_larger_size_is_extended_from_smaller_ones():
-  for job in (Known(record_seconds=1.0), Known(record_mb=100)):
-    needs = begun(job, 1000, free_mb=4000.0)
-    assert max(job.tried) <= 100 and needs.last.size < 1000
-    assert needs.peak_mb(1000) == pytest.approx(job.peak(1000), rel=1e-6)
-    wanted = UPDATE + 2000 * job.record_seconds
-    assert needs.seconds(2, 1000) == pytest.approx(wanted, rel=1e-6)
-    most = (0.9 * 4000 - CHECKPOINT_MB - START_MB) / job.record_mb
-    assert needs.largest == min(int(most), 32 * needs.last.size)
+def test_a_planned_size_that_does_not_fit_is_halved():
+  job = known(64, ends_at=1000.0)
+  assert dry_run.first_size(job, 1e9).size == 16 and job.tried == [64, 32, 16]
+  with pytest.raises(UserError, match="one record does not fit"):
+    dry_run.first_size(known(64, free_mb=500.0), 1e9)
 
 
 # Of the memory that there really is.
@@ -78,94 +85,80 @@ def test_a_larger_size_is_extended_from_smaller_ones():
 @pytest.mark.parametrize("record_mb", [0.7, 12.0, 310.0])
 def test_the_largest_micro_batch_is_found(record_mb, here, share):
   room = (0.9 * 10_000 - CHECKPOINT_MB) / here
-  job = Known(record_mb=record_mb, here=here, ends_at=share * room)
-  needs = begun(job, 32, tokens=128, free_mb=10_000.0)
-  before = len(job.tried)
-  needs.find_largest()
-  best = int((share * room - START_MB) / record_mb)
-  assert 0.96 * best - 1 <= needs.last.size <= best
-  # `_FARTHEST`, what fits by the line, and 2% more; or halving from there.
-  assert len(job.tried) - before <= (3 if share == 1.0 else 9)
-
-
-def test_what_stays_may_be_most_of_the_memory():
-  """Of one measured size nothing says what a record adds."""
-  # 975 MB a rank: three records.
-  needs = begun(Known(record_mb=90.0, here=4), 2, free_mb=4400.0)
-  assert needs.fits(2) and not needs.fits(4)
-  needs.find_largest()
-  assert needs.last.size == needs.largest == 3
-
-
-def test_a_planned_size_that_was_tried_does_not_fit():
-  job = Known(ends_at=1400.0)
-  needs = begun(job, 64, tokens=128)
-  assert job.tried == [4, 64, 34] and not needs.fits(64)
-  assert needs.largest == 34 and needs.fits(34)
-
-
-def test_a_model_that_does_not_fit_at_all():
-  with pytest.raises(UserError, match="one record does not fit"):
-    begun(Known(), 64, tokens=128, free_mb=500.0)
-
-
-def plan_of_four(**stage):
-  """A million updates of four micro-batches of 8."""
-  plan = training_plan.resolve(
-    ranks=1, records=None, train_batch_size=8, num_train_steps=4 * 10**6,
-    num_warmup_steps=0, num_accumulation_steps=4,
-  )  # fmt: skip
-  return dataclasses.replace(plan, stage=training_plan.Stage(**stage))
+  needs = dict(record_mb=record_mb, ends_at=share * room)
+  job = known(32, here, free_mb=10_000.0, **needs)
+  largest = dry_run.find_largest(job, dry_run.first_size(job, 1e9)).size
+  best = int((share * room - FIXED_MB) / record_mb)
+  assert 15 / 16 * best - 1 <= largest <= best
 
 
 def test_a_stage_takes_the_time_of_its_own_updates():
-  needs = begun(Known(here=2), 8)
-  one, four = needs.seconds(1, 8), needs.seconds(4, 8)
+  measured = dry_run.first_size(known(here=2), 1e9)
+  one, four = measured.seconds_of(1, 8), measured.seconds_of(4, 8)
   plan = plan_of_four(first_update=10**6 - 10)
-  assert dry_run.duration(needs, plan, math.inf) == (10, 10 * four)
-  assert dry_run.duration(needs, plan, 3.5 * four) == (3, 3 * four)
+  assert dry_run.duration(measured, plan, math.inf) == (10, 10 * four)
+  assert dry_run.duration(measured, plan, 3.5 * four) == (3, 3 * four)
   # From 8 records, in two updates: 8 and 16 of them.
   plan = plan_of_four(first_update=10**6 - 10, ramp=((1, 8), (1, 16)))
-  grown = one + needs.seconds(2, 8)
-  count, seconds = dry_run.duration(needs, plan, math.inf)
+  grown = one + measured.seconds_of(2, 8)
+  count, seconds = dry_run.duration(measured, plan, math.inf)
   assert count == 10 and seconds == pytest.approx(grown + 8 * four)
-  count, seconds = dry_run.duration(needs, plan, one * 1.5)
+  count, seconds = dry_run.duration(measured, plan, one * 1.5)
   assert count == 1 and seconds == pytest.approx(one)
 
 
-def test_the_screen_has_80_columns():
-  needs = begun(Known(here=2), 8)
-  config = types.SimpleNamespace(keep_checkpoints=5)
-  plan = plan_of_four()
-  lines = list(dry_run.lines(needs, config, plan))
-  assert max(map(len, lines)) <= 80
-  said = "\n".join(lines)
-  assert "micro-batches of 8 records (measured), MB" in said
-  assert "fits; with 10% left free, the largest is --train_batch_size=" in said
-  assert "(extrapolated)" in said
-  assert "0.35 GB for --keep_checkpoints=5 and the best" in said
-  assert "3.45 s an update, 39.9 days in total" in said
-  plan = dataclasses.replace(plan, micro_batch=1000)
-  said = "\n".join(dry_run.lines(needs, config, plan))
-  assert "DOES NOT FIT" in said and "extrapolated from 8), MB" in said
+SCREEN = """\
+  parameters                                              30
+    embeddings                                            10
+    encoder                                               20
+  memory of micro-batches of 8 records (measured), MB
+    TensorFlow                                           650
+    weights                                               50
+    activations and buffers                               96
+    copy of what is saved, in rank 0 only                 60
+    total                                                856
+    each further record                                   12
+    available, for 2 ranks here                        8,000
+  fits; with 10% left free, the largest is about --train_batch_size=239
+  time without network and evaluations: 3.45 s an update, 39.9 days in total
+  disk: 0.059 GB a checkpoint, 0.35 GB for --keep_checkpoints=5 and the best"""
+
+
+def test_the_screen():
+  job = known(here=2)
+  measured = dry_run.first_size(job, 1e9)
+  assert "\n".join(dry_run.lines(job, measured)) == SCREEN
+  large = dataclasses.replace(job, plan=plan_of_four(1000))
+  screen = "\n".join(dry_run.lines(large, measured))
+  assert "DOES NOT FIT" in screen and "1,000 records (from 8), MB" in screen
 
 
 def test_a_child_that_takes_too_much_is_ended():
-  job = dry_run.Job(None, None, None, 1, 1, None)
-  assert job.measure(4, limit_mb=1.0) is None
+  job = dry_run.Job(None, None, None, 1, 1, 1.0, None)
+  assert job.try_size(4) is None
 
 
 def test_free_memory_is_that_of_the_cgroup(tmp_path, monkeypatch):
   """Of a group above this one, without the cache that can be dropped."""
   monkeypatch.setattr(dry_run, "_CGROUPS", str(tmp_path))
+  monkeypatch.setattr(dry_run.pathlib.Path, "read_text", read_text)
   mb = 2**20
   (tmp_path / "a/b").mkdir(parents=True)
-  for folder, most in ((tmp_path / "a/b", "max"), (tmp_path / "a", 300 * mb)):
+  for folder, most in ((tmp_path / "a/b", "max"), (tmp_path / "a", 30 * mb)):
     (folder / "memory.max").write_text(f"{most}\n")
-    (folder / "memory.current").write_text(f"{100 * mb}\n")
-    (folder / "memory.stat").write_text(f"anon 5\ninactive_file {40 * mb}\n")
-  assert list(dry_run._cgroup_mb("/a/b")) == [240.0]
-  assert 0 < dry_run.free_memory_mb() < 1 << 24
+    (folder / "memory.current").write_text(f"{20 * mb}\n")
+    (folder / "memory.stat").write_text(f"anon 5\ninactive_file {4 * mb}\n")
+  assert dry_run.free_memory_mb() == 14.0
+  (tmp_path / "a/memory.max").write_text("max\n")
+  assert dry_run.free_memory_mb() > 14.0
+
+
+def read_text(path):
+  """As for a process in the cgroup /a/b."""
+  if str(path) == "/proc/self/cgroup":
+    return "1:name=x:/z\n0::/a/b\n"
+  with open(path) as f:
+    return f.read()
 
 
 def tf_error(kind, said):

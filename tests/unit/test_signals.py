@@ -223,7 +223,7 @@ def sleep(*_):
   exec({CHILD!r})
 dry_run._measured = sleep
 if __name__ == "__main__":
-  dry_run.Job(None, None, None, 1, 0, None).measure(1, 1e9)
+  dry_run.Job(None, None, None, 1, 0, 1e9, None).try_size(1)
 """,
 }
 
