@@ -78,7 +78,10 @@ def read(prefixes: Sequence[str]) -> Weights:
       )
   values = {}
   for name in sorted(shapes):
-    values[name] = _mean([_weight(c, name) for c in checkpoints])
+    # In float64, so that the mean of one array is its exact values.
+    total, *more = [_weight(checkpoint, name) for checkpoint in checkpoints]
+    mean = sum(more, total.astype(np.float64)) / len(checkpoints)
+    values[name] = mean.astype(np.float32)
   state, left_out = set(), []
   for checkpoint in checkpoints:
     state |= checkpoint.shapes.keys() - shapes.keys()
@@ -112,16 +115,6 @@ def _weight(checkpoint: Checkpoint, name: str) -> np.ndarray:
       "as training state"
     )
   return value
-
-
-def _mean(values: list[np.ndarray]) -> np.ndarray:
-  """float32; the mean of one array is its exact values."""
-  if len(values) == 1:
-    return values[0].astype(np.float32)
-  total = values[0].astype(np.float64)
-  for value in values[1:]:
-    total += value
-  return (total / len(values)).astype(np.float32)
 
 
 def _state_lines(names) -> list[str]:

@@ -39,18 +39,11 @@ class AdamWeightDecayOptimizer(moments.MomentOptimizer):
       epsilon=self.epsilon * root,
       grad=gradient,
     )
+    written = {"var": variable, "m": m.variable, "v": v.variable}
     with tf.control_dependencies(decayed):
       if hasattr(variable, "handle"):
-        return tf.raw_ops.ResourceApplyAdam(
-          var=variable.handle,
-          m=m.variable.handle,
-          v=v.variable.handle,
-          **settings,
-        )
+        handles = {name: each.handle for name, each in written.items()}
+        return tf.raw_ops.ResourceApplyAdam(**handles, **settings)
       # Variables of google/bert's own scripts are references.
-      return tf.raw_ops.ApplyAdam(
-        var=variable._ref(),
-        m=m.variable._ref(),
-        v=v.variable._ref(),
-        **settings,
-      ).op
+      references = {name: each._ref() for name, each in written.items()}
+      return tf.raw_ops.ApplyAdam(**references, **settings).op

@@ -36,14 +36,9 @@ class LAMBOptimizer(moments.MomentOptimizer):
     # a program, so only what comes before them can be.
     if layout.norm_communicates:
       direction = jit.compiled(direction, execution.UPDATE)
+    corrections = m.correction, v.correction
     update, *new_moments = direction(
-      gradient,
-      weights,
-      m.variable,
-      v.variable,
-      m.correction,
-      v.correction,
-      decay,
+      gradient, weights, m.variable, v.variable, *corrections, decay
     )
     weights_norm = layout.norm(weights, variable)
     update_norm = layout.norm(update, variable)

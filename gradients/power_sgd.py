@@ -77,12 +77,12 @@ class PowerSGD(all_reduce.AllReduce):
         error, basis = self._state(variable)
         whole = gradient / self._scale + self._kept * error
         low[i] = whole, error, basis
-        gradient = tf.matmul(whole, _orthonormal(basis))  # P
+        gradient = tf.matmul(whole, tf.linalg.qr(basis)[0])  # P
       sent.append(gradient)
     sums = list(self.comm.grouped_allreduce(sent, f"{name}/left"))
     right = []
     for i, (whole, _, _) in low.items():
-      sums[i] = _orthonormal(sums[i])
+      sums[i] = tf.linalg.qr(sums[i])[0]
       right.append(tf.matmul(whole, sums[i], transpose_a=True))
     right = self.comm.grouped_allreduce(right, f"{name}/right")
     # The new Q; its product with orth(P) is the gradient that is used.
@@ -128,11 +128,6 @@ class PowerSGD(all_reduce.AllReduce):
       return tf.group(*changes)
 
     return tf.cond(finite, keep, tf.no_op, name="keep_powersgd_or_not").op
-
-
-def _orthonormal(matrix: tf.Tensor) -> tf.Tensor:
-  """float32 [n, r], n >= r: an orthonormal basis of the columns' span."""
-  return tf.linalg.qr(matrix)[0]
 
 
 def broadcast_op(variables, comm) -> tf.Operation:

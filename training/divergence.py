@@ -119,23 +119,20 @@ class Guard:
     positions = first["samples_seen_before"] + np.arange(count)
     numbers = run.task.state.order.records(positions)
     values = run.checkpointer.variables.values(run.session)
+    largest = {}
+    for variable in run.task.ops.variables:
+      name = variable.op.name
+      largest[name] = float(np.max(np.abs(values[name])))
+    # NaN first, then the largest.
+    order = lambda name: -np.nan_to_num(largest[name], nan=np.inf)
+    worst = sorted(largest, key=order)[:10]
     return {
       **first,
       "learning_rate": float(last["learning_rate"]),
       "loss_scale": float(last["loss_scale"]),
       "records": [run.task.source.locate(n) for n in numbers.tolist()],
-      "largest_weights": _extremes(values, run.task.ops.variables),
+      "largest_weights": {name: largest[name] for name in worst},
     }
-
-
-def _extremes(values: dict, variables) -> dict:
-  """The ten variables with the largest absolute values, NaN first."""
-  largest = {}
-  for variable in variables:
-    name = variable.op.name
-    largest[name] = float(np.max(np.abs(values[name])))
-  worst = sorted(largest, key=lambda n: -np.nan_to_num(largest[n], nan=np.inf))
-  return {name: largest[name] for name in worst[:10]}
 
 
 def _lower_rate(config, stage, comm) -> str:

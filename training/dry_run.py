@@ -235,8 +235,9 @@ def _measured(job: Job, size: int) -> Measured:
     gpus = [d for d in session.list_devices() if d.device_type == "GPU"]
     if not gpus:
       # What the process has by now, besides variables. Gradients come later.
-      held = parts["weights"] + parts["moments"]
-      parts["TensorFlow and the graph"] = reporting.host_peak_mb() - held
+      now = psutil.Process().memory_info().rss / _MB
+      rest = now - parts["weights"] - parts["moments"]
+      parts["TensorFlow and the graph"] = rest
     micro_seconds, update_seconds = _times(session, ops, plan.accumulation)
     parameters: dict[str, int] = {}
     for variable in ops.variables:
