@@ -297,20 +297,9 @@ def build_train_ops(
 
   # Apply or skip, then count the update and move the loss scale.
   applied, ratios = exchange.apply_or_skip(factor, pairs, finite)
-  skipped = tf.logical_not(finite)
-  skips = moments.state("skipped_updates", dtype=tf.int64)
-  skipped_updates = tf.convert_to_tensor(skips) + tf.cast(skipped, tf.int64)
-  step = tf.train.get_or_create_global_step()
-  with tf.control_dependencies([applied, local.reset_op]):
-    advanced = []
-    for variable, number in [(step, 1), *counters]:
-      advanced.append(variable.assign_add(number, read_value=False))
-    update = tf.group(
-      *advanced,
-      skips.assign(skipped_updates, read_value=False),
-      loss_scale.update_op(finite, dropped),
-      exchange.after_update(finite),
-    )
+  update, skipped, skipped_updates = _advance(
+    [applied, local.reset_op], finite, dropped, counters, loss_scale, exchange
+  )
   return TrainOps(
     accumulate=local.accumulate_op,
     update=update,
@@ -330,6 +319,30 @@ def build_train_ops(
       nonfinite_variable=_blamed_variable(squares, nonfinite),
     ),
   )
+
+
+def _advance(
+  done: list, finite, dropped, counters, loss_scale, exchange
+) -> tuple[tf.Operation, tf.Tensor, tf.Tensor]:
+  """The end of an update whose ops are `done`: counts it, and moves the scale.
+
+  Returns an op; whether the update was skipped, and how many were so far.
+  """
+  skipped = tf.logical_not(finite)
+  skips = moments.state("skipped_updates", dtype=tf.int64)
+  skipped_updates = tf.convert_to_tensor(skips) + tf.cast(skipped, tf.int64)
+  with tf.control_dependencies(done):
+    advanced = []
+    step = tf.train.get_or_create_global_step()
+    for variable, number in [(step, 1), *counters]:
+      advanced.append(variable.assign_add(number, read_value=False))
+    update = tf.group(
+      *advanced,
+      skips.assign(skipped_updates, read_value=False),
+      loss_scale.update_op(finite, dropped),
+      exchange.after_update(finite),
+    )
+  return update, skipped, skipped_updates
 
 
 def _blamed_variable(half_squares, nonfinite) -> tf.Tensor:

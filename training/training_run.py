@@ -176,9 +176,7 @@ def run(
       if not (training and training["stopped"]):
         if run.signals.received:  # since the last update, which is saved
           sys.exit(STOPPED_STATUS)
-        # Where no stage follows, nothing is left that a signal would lose.
-        is_last = not training or run.task.plan.stage.is_last
-        if is_last or training["stopped_early"]:
+        if _is_end(run, training):
           end_on_signals()
         results, lines = _conclude(run, step)
       if run.evaluate:
@@ -201,6 +199,12 @@ def _plan_lines(job: train_loop.Job, config, comm) -> Iterator[str]:
     lines.append(nvidia.network_line())
   for line in lines:
     yield textwrap.fill(line, 80, subsequent_indent="  ")
+
+
+def _is_end(run: train_loop.Run, training: dict | None) -> bool:
+  """Whether no stage follows."""
+  is_last = not training or run.task.plan.stage.is_last
+  return is_last or training["stopped_early"]
 
 
 def _train(run: train_loop.Run, owns_signals: bool) -> dict:
