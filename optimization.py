@@ -273,9 +273,8 @@ def build_train_ops(
   local = accumulate(gradients, sums, micro_batches, exchange.slices)
   pairs = exchange.sum_over_ranks(local)
   reduced, (kept, filled), nonfinite, totals = local.totals(exchange.comm)
-  own_gradients, _ = zip(*local.pairs, strict=True)
-  summed, _ = zip(*pairs, strict=True)
-  waiting = exchange.comm.seconds_between(own_gradients, [*summed, reduced])
+  own, summed = (next(zip(*p, strict=True)) for p in (local.pairs, pairs))
+  waiting = exchange.comm.seconds_between(own, [*summed, reduced])
 
   # Unscale. A dropped micro-batch leaves the mean of the others.
   dropped = filled - kept
@@ -289,17 +288,14 @@ def build_train_ops(
   finite = tf.is_finite(grad_norm) & (kept > 0.0)
 
   # Clip by the norm of the averaged gradient, in the same pass as unscaling.
-  factor = unscale
-  if config.prenormalize:
-    factor = unscale * (1.0 / tf.maximum(grad_norm, _TINY))
-  elif config.clip_norm:
-    factor = unscale * tf.minimum(1.0, config.clip_norm / grad_norm)
+  factor = unscale * _clip(grad_norm, config)
 
   # Apply or skip, then count the update and move the loss scale.
   applied, ratios = exchange.apply_or_skip(factor, pairs, finite)
   update, skipped, skipped_updates = _advance(
     [applied, local.reset_op], finite, dropped, counters, loss_scale, exchange
   )
+  learning_rate = exchange.optimizer.learning_rate
   return TrainOps(
     accumulate=local.accumulate_op,
     update=update,
@@ -309,9 +305,7 @@ def build_train_ops(
     **_to_host(
       sums=totals,
       grad_norm=grad_norm,
-      learning_rate=tf.convert_to_tensor(
-        exchange.optimizer.learning_rate, tf.float32
-      ),
+      learning_rate=tf.convert_to_tensor(learning_rate, tf.float32),
       loss_scale=loss_scale.value,
       dropped_micro_batches=dropped,
       skipped=skipped,
@@ -319,6 +313,15 @@ def build_train_ops(
       nonfinite_variable=_blamed_variable(squares, nonfinite),
     ),
   )
+
+
+def _clip(grad_norm, config: OptimizerConfig):
+  """The factor of gradients by their global norm."""
+  if config.prenormalize:
+    return 1.0 / tf.maximum(grad_norm, _TINY)
+  if config.clip_norm:
+    return tf.minimum(1.0, config.clip_norm / grad_norm)
+  return 1.0
 
 
 def _advance(
