@@ -1,7 +1,6 @@
 """Messages and progress for people, on stderr."""
 
 import contextlib
-import io
 import math
 import os
 import shutil
@@ -26,13 +25,6 @@ def tell(*lines: str, end: str = "\n") -> None:
   with contextlib.suppress(OSError, RuntimeError):
     print(text, end=end, file=sys.stderr, flush=True)
   _progress_shows = bool(lines) and not end
-
-
-def show_any_text() -> None:
-  """From now on what the terminal's encoding lacks is shown as an escape."""
-  for stream in (sys.stdout, sys.stderr):
-    if isinstance(stream, io.TextIOWrapper):  # None if it is closed
-      stream.reconfigure(errors="backslashreplace")
 
 
 def finish_output() -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import functools
+import io
 import os
 import re
 import signal
@@ -136,7 +137,10 @@ def leaving_in_c() -> Iterator[None]:
 @contextlib.contextmanager
 def in_a_line() -> Iterator[None]:
   """A block whose errors that a user can mend end the program with a line."""
-  console.show_any_text()
+  # What the terminal's encoding lacks is shown as an escape.
+  for stream in (sys.stdout, sys.stderr):
+    if isinstance(stream, io.TextIOWrapper):  # None if it is closed
+      stream.reconfigure(errors="backslashreplace")
   try:
     try:
       yield

@@ -111,8 +111,10 @@ def unpacked(path: str) -> Iterator[tuple[BinaryIO, BinaryIO]]:
   with open(stores.at(path).local(), "rb") as on_disk:
     kind = kind_of(on_disk, path, *COMPRESSED)
     if kind is PLAIN:
-      named = (other for other in COMPRESSED if path.endswith(other.ending))
-      kind = next(named, PLAIN)
+      # A damaged file may have lost its first bytes, but not its name.
+      for other in COMPRESSED:
+        if path.endswith(other.ending):
+          kind = other
     if not kind.unpack:
       yield on_disk, on_disk
       return
@@ -136,10 +138,11 @@ def expand_patterns(patterns: str) -> list[str]:
     if stores.at(name).is_file():
       paths.add(name)
       continue
-    others = tuple([end for end in SIDE_FILES if not name.endswith(end)])
     matches, files = stores.at(name).matches(), []
     for path, is_file in matches.items():
-      if is_file and not path.endswith(others):
+      # A glob such as *.json asks for them itself.
+      is_beside = path.endswith(SIDE_FILES) and not name.endswith(SIDE_FILES)
+      if is_file and not is_beside:
         files.append(path)
     if matches and not files:
       raise DataError(

@@ -31,11 +31,12 @@ def parse(text: str | bytes, form=None, strict: bool = True):
 
 
 def _distinct(pairs: list) -> dict:
-  keys = [key for key, _ in pairs]
-  if len(set(keys)) < len(keys):
-    twice = next(key for key in keys if keys.count(key) > 1)
-    raise ValueError(f"the key {twice!r} occurs twice")
-  return dict(pairs)
+  value: dict = {}
+  for key, item in pairs:
+    if key in value:
+      raise ValueError(f"the key {key!r} occurs twice")
+    value[key] = item
+  return value
 
 
 def read(path: str, form=None, problem: str = "not readable as JSON: {}"):

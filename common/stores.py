@@ -25,16 +25,12 @@ _nothing_there = contextlib.suppress(FileNotFoundError)
 _VERSIONS = "ETag etag md5Hash LastModified last_modified mtime created".split()
 
 
-def cache_folder() -> str:
-  """Where copies are: PERSEUS_CACHE, or perseus-bert in the user's cache."""
-  own = os.path.expanduser("~/.cache/perseus-bert")
-  return os.environ.get("PERSEUS_CACHE") or own
-
-
 def _cached(facts: str) -> str:
-  """The place in the cache of what has these facts."""
+  """The path in the cache of what has these facts."""
+  user_cache = os.path.expanduser("~/.cache/perseus-bert")
+  folder = os.environ.get("PERSEUS_CACHE") or user_cache
   mark = hashlib.sha256(facts.encode()).hexdigest()[:32]
-  return os.path.join(cache_folder(), mark)
+  return os.path.join(folder, mark)
 
 
 class OnDisk(NamedTuple):
@@ -117,11 +113,11 @@ class InStore(NamedTuple):
   exists = is_file  # a store has no folders
 
   def matches(self) -> dict[str, bool]:
+    matches = {}
     with self._store() as (store, name):
-      return {
-        store.unstrip_protocol(path): facts["type"] == "file"
-        for path, facts in sorted(store.glob(name, detail=True).items())
-      }
+      for path, facts in sorted(store.glob(name, detail=True).items()):
+        matches[store.unstrip_protocol(path)] = facts["type"] == "file"
+    return matches
 
   def state(self) -> list:
     with self._store() as (store, name):
@@ -129,6 +125,7 @@ class InStore(NamedTuple):
     for key in _VERSIONS:
       if facts.get(key):
         return [facts["size"], str(facts[key])]
+    # Some servers of HTTP tell nothing but the size, or not even that.
     return [facts["size"], ""]
 
   def local(self) -> str:
@@ -138,7 +135,7 @@ class InStore(NamedTuple):
     path += f"-{os.path.basename(self.name)[-100:]}"
     if os.path.exists(path):
       return path
-    os.makedirs(cache_folder(), exist_ok=True)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path + ".tmp", "ab") as copy:
       # Another process of this machine may be making the copy.
       fcntl.flock(copy, fcntl.LOCK_EX)
@@ -156,17 +153,16 @@ class InStore(NamedTuple):
 
   def take(self, source: str) -> None:
     with open(source, "rb") as f:
-      self._put(f)
+      self.write(f)
     os.unlink(source)
 
-  def write(self, content: bytes) -> None:
-    self._put(io.BytesIO(content))
-
-  def _put(self, f: BinaryIO) -> None:
-    # It makes no folder: a bucket of a wrong name would be made, too.
+  def write(self, content: bytes | BinaryIO) -> None:
+    source = io.BytesIO(content) if isinstance(content, bytes) else content
+    # It makes no folder: a bucket of a wrong name would be made, too. The
+    # object of a transaction appears when the whole of it has been sent.
     with self._store() as (store, name):
       with store.transaction, store.open(name, "wb") as target:
-        shutil.copyfileobj(f, target, 16 << 20)
+        shutil.copyfileobj(source, target, 16 << 20)
 
   def remove(self) -> None:
     with self._store() as (store, name), _nothing_there:

@@ -188,11 +188,13 @@ class Encoder:
       self.texts.append(text or f"[{number}]")
       continues.append(text.startswith(self.mark) != self.marks_spaces)
       letters.append(spelt_letters(text.replace(self.mark, "")))
-    missing = [token for token in special.values() if token not in ids]
+    missing = []
+    for token in dict.fromkeys(special.values()):  # one may have two roles
+      if token not in ids:
+        missing.append(token)
     if missing:
-      names = ", ".join(dict.fromkeys(missing))  # one may have two roles
       raise DataError(
-        f"{self.file}: the vocabulary lacks {names}; {self.remedy}"
+        f"{self.file}: the vocabulary lacks {', '.join(missing)}; {self.remedy}"
       )
     numbers = [ids[token] for token in special.values()]
     self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = numbers

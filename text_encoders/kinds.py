@@ -40,8 +40,10 @@ class VocabularyFiles:
 
   def named_vocabulary(self) -> dict[str, Any]:
     """Flag -> file; {} if no flag names one, `UserError` if two do."""
-    values = {flag: getattr(self, flag) for flag in BY_FLAG}
-    files = {flag: file for flag, file in values.items() if file}
+    files = {}
+    for flag in BY_FLAG:
+      if getattr(self, flag):
+        files[flag] = getattr(self, flag)
     if len(files) > 1:
       raise UserError(f"give only one of {VOCABULARY_FLAGS}")
     return files

@@ -39,6 +39,7 @@ def _check_model(model) -> None:
     # to whose beginnings the leaves point.
     size = int.from_bytes(table[:4], "little")
     trie, strings = table[4 : 4 + size], table[4 + size :]
+    # All leaves and offsets must stay inside, since the library checks none.
     is_whole = 0 < size == len(trie) and size % 1024 == 0
     units = np.frombuffer(trie[: len(trie) // 4 * 4], "<u4").astype(np.int64)
     leaves = units[units >= 1 << 31] - (1 << 31)

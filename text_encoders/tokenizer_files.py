@@ -229,9 +229,11 @@ def compare(encoder: base.Encoder, path: str) -> None:
   tokenizer["model.type"] = tokenizer.get("model", {}).get("type")
   # google/bert's normalizer as this project and as transformers write it.
   bert = normalizers.BertNormalizer
-  steps = [wordpiece.bert_normalizer(lower) for lower in (True, False)]
-  steps += [bert(lowercase=True), bert(lowercase=False)]
-  steps.append(bert(lowercase=True, strip_accents=True))
+  steps = [
+    wordpiece.bert_normalizer(True), wordpiece.bert_normalizer(False),
+    bert(lowercase=True), bert(lowercase=False),
+    bert(lowercase=True, strip_accents=True),
+  ]  # fmt: skip
   accepted = [json.loads(one.__getstate__()) for one in steps]
   if family == "Bert":  # the class sets the rest by its config
     in_file = tokenizer.get("normalizer") or {}

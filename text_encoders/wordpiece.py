@@ -44,7 +44,9 @@ def convert_to_unicode(text: str | bytes) -> str:
 def load_vocab(vocab_file: str) -> "collections.OrderedDict[str, int]":
   """Reads a vocabulary: token -> line number; DataError if unreadable."""
   tokens = _tokens_of(convert_to_unicode(input_files.read(vocab_file)))
-  return collections.OrderedDict((token, i) for i, token in enumerate(tokens))
+  # The last of equal tokens gives its number, as in google/bert.
+  numbers = range(len(tokens))
+  return collections.OrderedDict(zip(tokens, numbers, strict=True))
 
 
 def _tokens_of(text: str) -> list[str]:
@@ -97,12 +99,6 @@ def _spaced(char):
   return f" {char} " if is_punctuation(char) else char
 
 
-def _cleaned_ascii(char):
-  """Cleaned and spaced: ASCII has neither accents nor Chinese."""
-  cleaned = _cleaned(char)
-  return _spaced(char) if cleaned == char else cleaned
-
-
 def _without_accent(char):
   """Drops a mark that NFD would sort among others."""
   is_accent = unicodedata.category(char) == "Mn"
@@ -120,6 +116,18 @@ def _kind(char):
   return "." if is_punctuation(char) or has_chinese(char) else "w"
 
 
+# All tokenizers share the tables, which hold what was met so far.
+_CLEAN, _KINDS = _CharMap(_cleaned), _CharMap(_kind)
+# Before NFD, whose time is quadratic in successive marks.
+_STRIP = _CharMap(_without_accent)
+_SPLIT_CASED, _SPLIT_LOWER = _CharMap(_spaced), _CharMap(_unaccented)
+# ASCII has neither accents nor Chinese, so that one table does all steps.
+_ASCII: dict[int, str | None] = {}
+for _code in range(128):
+  _char = _cleaned(chr(_code))
+  _ASCII[_code] = _spaced(_char) if _char == chr(_code) else _char
+
+
 class BasicTokenizer:
   """Text -> words: cleans, lower-cases, splits at spaces, CJK, punctuation.
 
@@ -130,11 +138,6 @@ class BasicTokenizer:
 
   def __init__(self, do_lower_case: bool = True):
     self.do_lower_case = do_lower_case
-    self._clean = _CharMap(_cleaned)
-    # Before NFD, whose time is quadratic in successive marks.
-    self._strip = _CharMap(_without_accent)
-    self._split = _CharMap(_unaccented if do_lower_case else _spaced)
-    self._ascii = _CharMap(_cleaned_ascii)
 
   def tokenize(self, text: str | bytes) -> list[str]:
     """The words of a text; each punctuation sign and CJK character is one."""
@@ -143,17 +146,17 @@ class BasicTokenizer:
     if text.isascii():
       if self.do_lower_case:
         text = text.lower()
-      return text.translate(self._ascii).split()
-    text = text.translate(self._clean)
-    if self.do_lower_case:
-      text = text.lower().translate(self._strip)
-      text = unicodedata.normalize("NFD", text)
-    return text.translate(self._split).split()
+      return text.translate(_ASCII).split()
+    text = text.translate(_CLEAN)
+    if not self.do_lower_case:
+      return text.translate(_SPLIT_CASED).split()
+    text = text.lower().translate(_STRIP)
+    return unicodedata.normalize("NFD", text).translate(_SPLIT_LOWER).split()
 
 
 def word_spans(text: str) -> list[tuple[int, int]]:
   """Where `BasicTokenizer`'s words begin and end, in characters of `text`."""
-  kinds = text.translate(_CharMap(_kind))
+  kinds = text.translate(_KINDS)
   return [word.span() for word in re.finditer(r"w+|\.", kinds)]
 
 
@@ -173,7 +176,7 @@ class WordpieceTokenizer:
   def tokenize(self, text: str | bytes) -> list[str]:
     """Pieces of words: unaffable is un, ##aff, ##able; or one `unk_token`."""
     pieces: list[str] = []
-    for word in whitespace_tokenize(convert_to_unicode(text)):
+    for word in convert_to_unicode(text).split():
       pieces += self._pieces(word) or [self.unk_token]
     return pieces
 
@@ -292,8 +295,6 @@ class WordPieceEncoder(base.Encoder):
     for position, char in enumerate(text):
       positions += [position] * len(shown[char])
     if len(positions) != sum(map(len, words)):
-      # Neighbours changed a character, so all tokens of a word between spaces
-      # get the word's span.
       return self._spans_of_words(text)
     spans, begin = [], 0
     for word in words:
@@ -308,6 +309,8 @@ class WordPieceEncoder(base.Encoder):
 
   def _spans_of_words(self, text: str) -> base.TokenSpans:
     """Spans that are as long as the word, between spaces, that they are in."""
+    # For texts in which a character changed by its neighbours, as a final
+    # sigma does: which of the text's characters a token shows is not known.
     spans, end = [], 0
     for word in text.split():
       start = text.index(word, end)

@@ -58,7 +58,7 @@ class Settings:
     "Type of the matrix multiplications of a model that is not exported. bf16 "
     "is faster on CPUs with AVX512-BF16.",
     choices=TYPES)
-  given: model_source.Given = setting(
+  parts: model_source.Given = setting(
     model_source.NOTHING_GIVEN, group="Parts of the model")
   # fmt: on
 
@@ -145,7 +145,7 @@ def evaluate(settings: Settings, name: str, comm) -> None:
   """Scores the pairs by the model `name`; rank 0 prints and writes results."""
   pairs = minimal_pairs.read(settings.pairs, settings.sample)
   # Rank 0 alone chooses the checkpoint, because a run may be saving others.
-  source = model_source.find(name, settings.given) if comm.is_root else None
+  source = model_source.find(name, settings.parts) if comm.is_root else None
   source = comm.from_root(source)
   output, encoder = settings.output, source.tokenizer()
   is_run = os.path.exists(os.path.join(source.folder, description.RUN_FILE))
@@ -162,10 +162,10 @@ def evaluate(settings: Settings, name: str, comm) -> None:
     f"{source.path}\n{settings.score}, {settings.precision}\n"
     f"{len(sentences)} sentences of SHA-256 {digest.hexdigest()}",
   )
-  say(comm, *source.lines())
   paradigms = len(minimal_pairs.by_paradigm(pairs))
   say(
     comm,
+    *source.lines(),
     f"{len(pairs):,} pairs of {paradigms} paradigms: {len(sentences):,} "
     "different sentences",
   )
@@ -193,10 +193,12 @@ def evaluate(settings: Settings, name: str, comm) -> None:
   results = minimal_pairs.results(pairs, scores, unigram)
   print("\n".join(minimal_pairs.table(results)), flush=True)
   if output:
-    names = ("score", "precision", "sample")
-    how = {name: getattr(settings, name) for name in names}
-    how |= {"from": settings.pairs, "sentences_sha256": digest.hexdigest()}
-    about = {"model": source.path, **how, "baseline": baseline}
+    about = {
+      "model": source.path, "score": settings.score,
+      "precision": settings.precision, "sample": settings.sample,
+      "from": settings.pairs, "sentences_sha256": digest.hexdigest(),
+      "baseline": baseline,
+    }  # fmt: skip
     json_files.write(output, {**about, **results})
     print(output)
 
@@ -206,7 +208,7 @@ def main(settings: Settings, name: str) -> None:
   # What is missing is an error before TensorFlow takes its time.
   input_files.expand_patterns(settings.pairs)
   if not processes.started()[0]:
-    model_source.find(name, settings.given)
+    model_source.find(name, settings.parts)
   from gradients import distributed
 
   try:

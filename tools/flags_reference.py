@@ -55,22 +55,25 @@ def settings_class(command: str) -> type:
 
 def reference() -> str:
   """The content of docs/flags.md."""
-  left = {}
+  left: dict[str, dict] = {}
   for name in COMMANDS:
     # By what the page says, which is equal for what commands have in common.
-    left[name] = {
-      (one.group, one.entry()): one for one in settings_of(settings_class(name))
-    }
+    left[name] = {}
+    for one in settings_of(settings_class(name)):
+      left[name][one.group, one.entry()] = one
   sections = []
   for name in COMMANDS:
     for commands in _SHARED:
-      if commands[0] == name:
-        keys = set.intersection(*(set(left[command]) for command in commands))
-        common = [left[name][key] for key in left[name] if key in keys]
-        sections.append(markdown(", ".join(commands), common))
-        for command in commands:
-          for key in keys:
-            del left[command][key]
+      if commands[0] != name:
+        continue
+      keys = list(left[name])
+      for command in commands:
+        keys = [key for key in keys if key in left[command]]
+      common = [left[name][key] for key in keys]
+      sections.append(markdown(", ".join(commands), common))
+      for command in commands:
+        for key in keys:
+          del left[command][key]
     sections.append(markdown(name, left[name].values()))
   return "\n".join([_BEGIN, *sections])
 

@@ -140,8 +140,11 @@ def _await(ray, waiting: list, lines) -> tuple[int, str]:
     ended, waiting = ray.wait(waiting, timeout=5.0)
     messages = lines.get_nowait_batch(lines.qsize())
     # Of all progress the newest line is enough.
-    progress = list(filter(_PROGRESS.match, messages))
-    newest = [line for line in messages if line not in progress]
+    newest: list[str] = []
+    progress: list[str] = []
+    for line in messages:
+      lines_of_kind = progress if _PROGRESS.match(line) else newest
+      lines_of_kind.append(line)
     newest += progress[-1:]
     tell(*newest, end="\n" if newest else "")
     for task in ended:
@@ -187,6 +190,7 @@ def main(settings: RayWorkersSettings, script: str, *flags: str) -> None:
     work.remote(number, [*command, f"--worker={number}"], *paths, lines)
     for number in range(settings.workers)
   ]
+  # On an error, too, no worker may go on without this command.
   try:
     status, text = _await(ray, tasks, lines)
   except SystemExit:  # Ray's C++ code gives a stop another status

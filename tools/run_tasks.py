@@ -66,7 +66,7 @@ class Settings:
   keep_models: bool = setting(False,
     "Keep the checkpoints of the runs. Otherwise they are removed when a run "
     "is evaluated.", group="Checkpoints and reports")
-  given: model_source.Given = setting(
+  parts: model_source.Given = setting(
     model_source.NOTHING_GIVEN, group="Parts of the model")
   # fmt: on
 
@@ -107,15 +107,6 @@ def read_seeds(texts: Sequence[str]) -> list[int]:
   if not seeds or len(set(seeds)) < len(texts):
     raise UserError(f"--seeds={','.join(texts)}: different numbers, as 1,2,3")
   return seeds
-
-
-def check_flags(tasks: dict, words: Sequence[str]) -> None:
-  """`UserError` if a task, or a word for all runs, is a flag of `_OWN`."""
-  flags = set().union(*tasks.values())
-  for word in words:
-    flags.add(word.lstrip("-").partition("=")[0].removeprefix("no"))
-  for flag in flags.intersection(_OWN):
-    raise UserError(f"--{flag} is set by tools.run_tasks: leave it out")
 
 
 def record_settings(folder: str, shared: dict, tasks: dict) -> None:
@@ -201,9 +192,7 @@ def table(results: Sequence[dict]) -> list[str]:
   for (task, _), by_seed in values.items():
     firsts.setdefault(task, by_seed)
   # With different seeds for each task there is no mean over the tasks.
-  if (
-    len(firsts) > 1 and len({len(by_seed) for by_seed in firsts.values()}) == 1
-  ):
+  if len(firsts) > 1 and len(set(map(len, firsts.values()))) == 1:
     by_seed = zip(*firsts.values(), strict=True)
     means = [statistics.mean(results) for results in by_seed]
     values[f"mean of {len(firsts)} tasks", "first metrics"] = means
@@ -221,16 +210,20 @@ def table(results: Sequence[dict]) -> list[str]:
 def main(settings: Settings, model: str, *more: str) -> None:
   """Makes the runs that are missing, one after the other, and the table."""
   tasks, seeds = read_tasks(settings), read_seeds(settings.seeds)
-  check_flags(tasks, more)
+  flags = set().union(*tasks.values())
+  for word in more:
+    flags.add(word.lstrip("-").partition("=")[0].removeprefix("no"))
+  for flag in flags.intersection(_OWN):
+    raise UserError(f"--{flag} is set by tools.run_tasks: leave it out")
   # All runs start from one copy, because a training that goes on may remove
   # the checkpoint meanwhile.
   kept = os.path.join(settings.output_dir, _MODEL_FOLDER)
   chosen = kept if os.path.isdir(kept) else model
-  source = model_source.find(chosen, settings.given)
+  source = model_source.find(chosen, settings.parts)
   if source.is_export:
     raise UserError(f"{model} is exported: give the run folder it came from")
   console.tell(*source.lines())
-  words = [*next_steps.flag_words(dataclasses.asdict(settings.given)), *more]
+  words = [*next_steps.flag_words(dataclasses.asdict(settings.parts)), *more]
   shared = {
     "model": os.path.normpath(model),
     "model's SHA-256": checkpoint_weights.digest(source.path),
@@ -241,7 +234,7 @@ def main(settings: Settings, model: str, *more: str) -> None:
     record_settings(settings.output_dir, shared, tasks)
     if chosen != kept and checkpoint_files.step_of(source.path) is not None:
       keep(source, kept)
-      source = model_source.find(kept, settings.given)
+      source = model_source.find(kept, settings.parts)
     words.insert(0, f"--init_checkpoint={source.path}")
     results = _run_missing(settings, tasks, seeds, words)
   path = os.path.join(settings.output_dir, RESULTS_FILE)

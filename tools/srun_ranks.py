@@ -22,12 +22,6 @@ from horovod.runner.http.http_server import RendezvousServer
 from common.errors import UserError, run_main
 
 
-def _slots(hosts: str) -> list:
-  """Horovod's description of each rank, in the order of ranks."""
-  parsed = parse_hosts(hosts)
-  return get_host_assignments(parsed, sum(host.slots for host in parsed))
-
-
 def _address_towards(host: str) -> str:
   """This machine's own address in the network that leads to `host`."""
   with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -41,39 +35,40 @@ def _address_towards(host: str) -> str:
     return probe.getsockname()[0]
 
 
-def _interface_of(own: str) -> str:
+def _interface_towards(host: str) -> str:
+  """The name of the network interface that leads to `host`."""
+  wanted = _address_towards(host)
   for name, addresses in psutil.net_if_addrs().items():
-    if own in [known.address for known in addresses]:
-      return name
-  raise UserError(f"no network interface has the address {own}: set NIC=NAME")
+    for known in addresses:
+      if known.address == wanted:
+        return name
+  raise UserError(
+    f"no network interface has the address {wanted}: set NIC=NAME"
+  )
 
 
-def _serve(hosts: str) -> None:
-  slots = _slots(hosts)
+def main(argv: list[str]) -> None:
+  """Becomes a rank if there is a server, else is the server."""
+  hosts, *rank = argv[1:]
+  parsed = parse_hosts(hosts)
+  # Horovod's description of each rank, in the order of ranks.
+  slots = get_host_assignments(parsed, sum(host.slots for host in parsed))
+  if rank:
+    address, port, *flags = rank
+    nic = os.environ.get("NIC") or _interface_towards(address)
+    # srun numbers its tasks host by host, in the order of the slots.
+    slot = slots[int(os.environ["SLURM_PROCID"])]
+    os.environ.update(create_run_env_vars(address, [nic], port))
+    os.environ.update(create_slot_env_vars(slot), PYTHONUNBUFFERED="1")
+    os.execv(sys.executable, [sys.executable, "run_pretraining.py", *flags])
   server = RendezvousServer()
   port = server.start()
   server.init(slots)
   # Not this host's name, which often leads to its loopback interface.
   address = _address_towards(slots[-1].hostname)
   print(address, port, slots[-1].cross_size, slots[-1].size, flush=True)
+  # The input ends with the launcher.
   sys.stdin.read()
-
-
-def _become_rank(hosts: str, address: str, port: str, *flags: str) -> None:
-  nic = os.environ.get("NIC") or _interface_of(_address_towards(address))
-  slot = _slots(hosts)[int(os.environ["SLURM_PROCID"])]
-  os.environ.update(create_run_env_vars(address, [nic], port))
-  os.environ.update(create_slot_env_vars(slot), PYTHONUNBUFFERED="1")
-  os.execv(sys.executable, [sys.executable, "run_pretraining.py", *flags])
-
-
-def main(argv: list[str]) -> None:
-  """A rank if there is a server, else the server."""
-  hosts, *rank = argv[1:]
-  if rank:
-    _become_rank(hosts, *rank)
-  else:
-    _serve(hosts)
 
 
 if __name__ == "__main__":

@@ -354,7 +354,7 @@ def test_a_run_folder_with_its_records(
   write_pairs(tmp_path / "down.jsonl", [(rare, frequent)])
   write_pairs(tmp_path / "up.jsonl", [(frequent, rare)])
   settings = evaluate_grammar.Settings(
-    pairs=f"{tmp_path}/*.jsonl", given=model_source.Given(vocab_file=letters)
+    pairs=f"{tmp_path}/*.jsonl", parts=model_source.Given(vocab_file=letters)
   )
   evaluate_grammar.evaluate(settings, str(run), Comm())
   found = runs.read_json(run, "grammar_results.json")

@@ -182,7 +182,7 @@ def test_each_run_gets_the_parts_of_the_model(tmp_path, made, monkeypatch):
   monkeypatch.setattr(run_tasks, "run", run)
   given = run_tasks.Settings(
     tasks=str(tasks), output_dir=f"{tmp_path}/table", seeds=("1",),
-    given=run_tasks.model_source.Given(bert_config_file=str(config)),
+    parts=run_tasks.model_source.Given(bert_config_file=str(config)),
   )  # fmt: skip
   run_tasks.main(given, str(model), "--xla=off")
   run_tasks.main(given, str(model), "--xla=off")
