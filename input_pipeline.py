@@ -87,6 +87,7 @@ class Source:
     # For `explain`: a pipeline raises another type with a page of text.
     self.error: DataError | None = None
     self._check_files()
+    # One record shows whether a file is of the right kind; all are too many.
     for first in self.set.starts():
       self.check_record(first)
 
@@ -146,8 +147,8 @@ class Source:
     """Examples in a record on average, as the manifests say; 1 without."""
     examples = 0.0
     for path, count in zip(self.paths, self.set.counts, strict=True):
-      found = self.manifests.get(path)
-      examples += count * (found[1].packing_factor if found else 1.0)
+      listing = self.manifests.get(path)
+      examples += count * (listing[1].packing_factor if listing else 1.0)
     return examples / len(self.set)
 
   def __len__(self) -> int:
@@ -187,13 +188,13 @@ class Source:
 
   def fingerprint(self) -> str:
     """A digest of sizes, contents and shape: the same on all ranks."""
-    made = hashlib.sha256(f"{self.contents()} {self.shape}".encode())
-    files, digest = len(self.paths), made.hexdigest()[:12]
+    facts = hashlib.sha256(f"{self.contents()} {self.shape}".encode())
+    files, digest = len(self.paths), facts.hexdigest()[:12]
     return f"{files} files with {len(self.set)} records ({digest})"
 
   def locate(self, number: int) -> dict:
-    path, place = self.set.locate(number)
-    return {"file": path, "record": place}
+    path, index = self.set.locate(number)
+    return {"file": path, "record": index}
 
   def check_record(self, number: int) -> None:
     """Raises `DataError` if the record does not fit the shape."""
@@ -218,6 +219,7 @@ class Source:
 
   def special_ids(self) -> list[int]:
     """[CLS] and [SEP]: what the first records all begin and end with."""
+    # No manifest need say them; ten records of any text differ elsewhere.
     firsts: set[int] = set()
     lasts: set[int] = set()
     for number in range(min(10, len(self.set))):
@@ -330,11 +332,12 @@ def _positions_are_right(parsed: dict) -> tf.Tensor:
   right = tf.reduce_all(follows) & tf.reduce_all(tf.equal(mask[:, 0], 1))
   if "masked_lm_weights" not in parsed:
     return right
-  places, used = parsed["masked_lm_positions"], parsed["masked_lm_weights"] > 0
-  within = tf.gather(mask, tf.minimum(places, mask.shape[1] - 1), batch_dims=1)
-  # Unused places may repeat: each becomes a negative number of its own.
-  own = -1 - tf.range(places.shape[1], dtype=tf.int64)
-  in_order = tf.sort(tf.where(used, places, own + tf.zeros_like(places)))
+  # Predictions lie within an example, and no two at one position.
+  masked, used = parsed["masked_lm_positions"], parsed["masked_lm_weights"] > 0
+  within = tf.gather(mask, tf.minimum(masked, mask.shape[1] - 1), batch_dims=1)
+  # Unused positions may repeat: each becomes a negative number of its own.
+  unique = -1 - tf.range(masked.shape[1], dtype=tf.int64)
+  in_order = tf.sort(tf.where(used, masked, unique + tf.zeros_like(masked)))
   return (
     right
     & tf.reduce_all(tf.logical_not(used) | (within > 0))
@@ -403,21 +406,22 @@ class UpdateRows:
     """The rows of `updates` updates from update `first` on."""
     plan = self._plan
     positions, real, update, number, records = [], [], [], [], []
-    for place in range(updates):
-      now = first + place
+    for index in range(updates):
+      now = first + index
       micro_batches, size = plan.micro_batches_of(now), plan.records_of(now)
       # All micro-batches are full rows: where a batch does not divide, rows
       # without a record fill the last ones up.
       rows = micro_batches * plan.micro_batch
-      places, are_real = record_order.rank_positions(rows, size, self._comm)
-      positions.append(plan.records_before(now) + places)
+      in_update, are_real = record_order.rank_positions(rows, size, self._comm)
+      positions.append(plan.records_before(now) + in_update)
       real.append(are_real)
-      update.append(np.full(micro_batches, place))
+      update.append(np.full(micro_batches, index))
       number.append(now * plan.accumulation + np.arange(micro_batches))
       records.append(np.full(micro_batches, size))
     in_stream = np.concatenate(positions)
     updates_of_micro = np.concatenate(update)
     updates_of_rows = first + np.repeat(updates_of_micro, plan.micro_batch)
+    # Masks follow whichever is further along, the updates or the time.
     share = self._share() if self._share else 0.0
     progress = np.clip(plan.progress(updates_of_rows), share, 1.0)
     return Rows(
@@ -470,7 +474,7 @@ class Batches:
   start: Callable[[tf.Session, int], None]  # at a position
   numbers: Callable[[int], np.ndarray]  # position -> int64 [records read]
   count: int = 0  # batches on this rank; 0 if endless
-  made: tf.Tensor | None = None  # float64, the clock when `next` was ready
+  ready_at: tf.Tensor | None = None  # float64, the clock when `next` was ready
 
 
 @tf.autograph.experimental.do_not_convert  # converting takes a second
@@ -497,8 +501,8 @@ def training_batches(
       read_ahead(start, plan.records_before(update + at_once) - start)
     return update_rows.of(int(update), at_once)
 
-  def load(turn) -> MicroBatch:
-    update = first + turn * at_once
+  def load(index) -> MicroBatch:
+    update = first + index * at_once
     rows = Rows(*tf.numpy_function(rows_from, [update], list(_ROW_TYPES)))
     for tensor in rows:
       tensor.set_shape([None])
@@ -509,20 +513,18 @@ def training_batches(
   dataset = dataset.map(load).prefetch(1).unbatch()
   dataset = dataset.map(lambda micro: (micro, monotonic_seconds()))
   iterator = _iterator(dataset.prefetch(2))
-  micro, made = iterator.get_next()
+  micro, ready_at = iterator.get_next()
   return Batches(
     next=micro,
-    made=made,
+    ready_at=ready_at,
     start=lambda sess, update: sess.run(iterator.initializer, {first: update}),
     numbers=lambda update: update_rows.of(update, at_once).numbers,
   )
 
 
 def fake_batch(shape: record_shape.RecordShape, count: int) -> dict:
-  """Random records with all predictions: name -> array [count, ...].
-
-  They are always the same.
-  """
+  """Random records with all predictions: name -> array [count, ...]."""
+  # Always the same: what is measured on them can be compared.
   rng, most = np.random.default_rng(0), shape.max_predictions_per_seq
   columns = collections.defaultdict(list)
   for _ in range(count):
@@ -570,9 +572,10 @@ def evaluation_batches(source, batch_size, comm, limit: int = 0) -> Batches:
   first_of = lambda batch: batch * batch_size
 
   def load(batch):
-    places = first_of(batch) + tf.range(batch_size, dtype=tf.int64)
-    is_real = places < len(mine)
-    numbers = comm.rank + comm.size * tf.minimum(places, len(mine) - 1)
+    positions = first_of(batch) + tf.range(batch_size, dtype=tf.int64)
+    is_real = positions < len(mine)
+    # Rows that fill up repeat the last record.
+    numbers = comm.rank + comm.size * tf.minimum(positions, len(mine) - 1)
     # Epoch 0 and seed 0: each evaluation of any training has the same masks.
     epochs = tf.zeros_like(numbers)
     progress = tf.zeros([batch_size], tf.float64)

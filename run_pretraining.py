@@ -83,6 +83,7 @@ def training_task(
     source, order, plan, comm.data_parallel, budget and budget.share
   )
   state = checkpointing.TrainingState(order, bool(budget), bool(staged))
+  # What a record costs by its length, and each masked token in the head.
   of_record = model_flops.of_run(config, 1, source.shape, masked=0)
   of_masked = model_flops.of_run(config, 0, source.shape, masked=1)
   slices = comm.tensor_parallel.size
@@ -136,6 +137,7 @@ def training_step(
 
   sampling = training_run.sampling(config, plan, micro)
 
+  # One function, so that --xla=step can compile it as one program.
   def forward_and_backward():
     sums = modeling.pretraining_model(
       micro.batch,
@@ -153,6 +155,7 @@ def training_step(
     return tf.gradients(scaled_loss, tf.trainable_variables()), sums
 
   gradients, sums = jit.compiled(forward_and_backward, ("step",))()
+  # The last micro-batch of an update exchanges gradients and moves weights.
   progress = optimization.progress(config, plan, state, micro, lap)
   return optimization.train_ops(
     config, plan, comm, gradients, sums.by_name(), loss_scale, progress

@@ -1,1 +1,1 @@
-"""What is on the disk of a run: its description, states, metrics."""
+"""A run's files: its description, its states, its metrics."""

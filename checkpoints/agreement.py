@@ -133,14 +133,15 @@ def agree(
 ) -> list[str]:
   """Lines about what changed; `UserError` for what `folder` has fixed.
 
-  Facts that are not in both are not known. `keep`: the flags that keep what
-  several of them decide, for the remedy.
+  `keep`: the flags that keep what several of them decide, for the remedy.
   """
   changed = {}
+  # A fact that only one side has is not known, and changes nothing.
   for fact, value in now.items():
     if fact in before and before[fact] != value:
       values = f"{shown(before[fact])} -> {shown(value)}"
       changed[fact] = f"{title(fact)} {values}"
+  # The order of `FIXED`: what explains most is refused first.
   kind = before.get("task", PRETRAINING)
   for fact, fixed in FIXED.items():
     if fact in changed and fixed.scope in scopes and kind in fixed.kinds:
@@ -159,6 +160,7 @@ def uses_segments(objective: str | None, segment_ids: bool | None) -> bool:
 
 def by_field(settings: Mapping) -> Iterator[tuple[str, Any]]:
   """(field, value) of settings that are nested as in run.json."""
+  # As a file would have them: then a tuple equals the list that was written.
   for name, value in json_files.parse(json_files.text(settings)).items():
     if name == "bert":  # whose file leaves keys out
       for key, number in bert_config.complete(value).items():
@@ -175,6 +177,7 @@ def of_start(
   """Facts of a start of a run, as run.json has it."""
   known = dict(by_field(flags))
   if known.get("objective"):
+    # What the model learned counts, not whether the flag was written.
     used = uses_segments(known["objective"], known.get("segment_ids"))
     known["segment_ids"] = used
   else:  # as the records say, of a run that Python code started

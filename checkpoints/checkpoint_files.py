@@ -41,11 +41,9 @@ class CheckpointError(UserError):
 
 
 def _read_errors() -> tuple:
-  """The errors of TensorFlow's reader.
-
-  It raises some of its own as built-in ones, such as IndexError for "Read less
-  bytes than requested".
-  """
+  """The errors of TensorFlow's reader."""
+  # It raises some of its own as built-in ones, such as IndexError for "Read
+  # less bytes than requested".
   return later.tf.errors.OpError, ValueError, IndexError, RuntimeError
 
 
@@ -104,9 +102,10 @@ class Checkpoint:
 def hold(prefix: str) -> bool:
   """Opens a chosen checkpoint for the next `Checkpoint` of that name.
 
-  The run that wrote it may go on and remove it before it is read: False if it
-  is gone already. Only reading it raises what is wrong with it.
+  False if it is gone. Only reading it raises what is wrong with it.
   """
+  # The run that wrote it may remove it before it is read. An open file can
+  # still be read then.
   _held.pop(prefix, None)
   with contextlib.suppress(UserError):
     held = Checkpoint(prefix)
@@ -246,8 +245,9 @@ class CheckpointFiles:
   def newest_whole(self) -> str | None:
     """The newest checkpoint that is as it was written; None without any.
 
-    Damaged ones are reported. Raises `CheckpointError` if all are.
+    Raises `CheckpointError` if all are damaged.
     """
+    # Damaged ones are reported only if the run can go on without them.
     damaged = []
     for step in self.steps():
       try:
@@ -333,11 +333,13 @@ class CheckpointFiles:
       for suffix in _SUFFIXES:
         files[os.path.basename(target) + suffix] = _described(path + suffix)
       json_files.write(path + ".json", {"global_step": step, "files": files})
+      # All bytes are on the disk before a name says that they are.
       for suffix in _WITH_MARKER:
         _sync(path + suffix)
       # A damaged one of the same step stops being a checkpoint here.
       with contextlib.suppress(FileNotFoundError):
         os.unlink(target + ".json")
+      # The marker last: from then on this is a checkpoint.
       for suffix in _WITH_MARKER:
         os.replace(path + suffix, target + suffix)
       _sync(self.folder)
@@ -352,6 +354,7 @@ class CheckpointFiles:
       shutil.rmtree(aside, ignore_errors=True)
 
   def _remove_old(self, newest: int) -> None:
+    # A run that went back has later ones still: it writes them again.
     steps = [s for s in self.steps() if s <= newest]
     kept = sorted({*steps[: self.keep], *self._protected.intersection(steps)})
     # Tools read this list, with the newest last.
@@ -359,7 +362,8 @@ class CheckpointFiles:
       self.folder, self.prefix(newest), [self.prefix(step) for step in kept]
     )
     for step in set(steps) - set(kept):
-      for suffix in (".json", *_SUFFIXES):  # the marker first
+      # The marker first: half a checkpoint must not look like one.
+      for suffix in (".json", *_SUFFIXES):
         with contextlib.suppress(FileNotFoundError):
           os.unlink(self.prefix(step) + suffix)
 

@@ -78,8 +78,17 @@ def read(prefixes: Sequence[str]) -> Weights:
       )
   values = {}
   for name in sorted(shapes):
+    arrays = []
+    for checkpoint in checkpoints:
+      array = checkpoint[name]
+      if array.dtype.kind in "iubSUO":
+        raise CheckpointError(
+          f"{checkpoint.path}: {name} is {array.dtype}, neither a weight nor "
+          "known as training state"
+        )
+      arrays.append(array)
     # In float64, so that the mean of one array is its exact values.
-    total, *more = [_weight(checkpoint, name) for checkpoint in checkpoints]
+    total, *more = arrays
     mean = sum(more, total.astype(np.float64)) / len(checkpoints)
     values[name] = mean.astype(np.float32)
   state, left_out = set(), []
@@ -90,6 +99,7 @@ def read(prefixes: Sequence[str]) -> Weights:
 
 
 def _open(prefix: str) -> Checkpoint:
+  # A run of ours has a marker, which says whether the files are whole.
   step = checkpoint_files.step_of(prefix)
   if step is not None and os.path.exists(prefix + ".json"):
     folder = os.path.dirname(prefix)
@@ -98,23 +108,14 @@ def _open(prefix: str) -> Checkpoint:
 
 
 def _weight_shapes(checkpoint: Checkpoint) -> dict[str, list]:
-  """Shapes of weights; a slot is named after its variable: VARIABLE/adam_m."""
-  shapes = checkpoint.shapes
-  return {
-    name: shape
-    for name, shape in shapes.items()
-    if not _STATE.fullmatch(name) and name.rpartition("/")[0] not in shapes
-  }
-
-
-def _weight(checkpoint: Checkpoint, name: str) -> np.ndarray:
-  value = checkpoint[name]
-  if value.dtype.kind in "iubSUO":
-    raise CheckpointError(
-      f"{checkpoint.path}: {name} is {value.dtype}, neither a weight nor known "
-      "as training state"
-    )
-  return value
+  """The shapes of weights alone."""
+  weights = {}
+  for name, shape in checkpoint.shapes.items():
+    # A slot is named after its variable: VARIABLE/adam_m.
+    is_slot = name.rpartition("/")[0] in checkpoint.shapes
+    if not (is_slot or _STATE.fullmatch(name)):
+      weights[name] = shape
+  return weights
 
 
 def _state_lines(names) -> list[str]:

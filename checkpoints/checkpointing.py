@@ -120,14 +120,19 @@ class Checkpointer:
   ) -> None:
     """Copies all variables to memory.
 
-    In an elastic run ranks wait for each other, so rank 0 has reported all
-    updates up to here, and the next world does not repeat them. `if_idle`: not
-    while a checkpoint is being written from the memory that this one needs.
+    `if_idle`: not while a checkpoint is being written from the memory that this
+    one needs.
     """
-    if self._elastic and not self._memory_is_free():
-      if if_idle:
-        return
-      self.wait()
+    if self._elastic:
+      # All ranks commit, or none. They wait for each other, so rank 0 has
+      # reported all updates up to here: the next world does not repeat them.
+      is_free = True
+      if self._keeps and self._snapshot.next_values() is self.files.written:
+        is_free = self.files.wait(0)
+      if not self._comm.gather(np.array([is_free])).all():
+        if if_idle:
+          return
+        self.wait()
     if not if_idle:  # as a resumed run has them; else each rank has its own
       session.run(self._add_up_errors)
     for copy in self.variables.copies:
@@ -135,13 +140,6 @@ class Checkpointer:
       self._heartbeat()  # TensorFlow prepares each the first time, for a second
     if self._keeps:
       self._snapshot.finish(step)
-
-  def _memory_is_free(self) -> bool:
-    """Whether all ranks may take a snapshot; they wait for each other."""
-    is_free = True
-    if self._keeps and self._snapshot.next_values() is self.files.written:
-      is_free = self.files.wait(0)
-    return bool(self._comm.gather(np.array([is_free])).all())
 
   def save(self, session: tf.Session, step: int) -> None:
     """Commits, and begins to write that on rank 0."""
@@ -154,7 +152,8 @@ class Checkpointer:
     self._patience = _READY_SECONDS
 
   def save_commit(self) -> None:
-    """Rank 0 begins to write what is committed: there may be no next world."""
+    """Rank 0 begins to write what is committed."""
+    # There may be no next world, which would have it in memory.
     committed = self.restore.committed()
     if self._comm.is_root and committed:
       if committed.step not in self.files.steps()[:1]:
@@ -191,7 +190,8 @@ class Checkpointer:
 
   def report_failed_save(self, step: int) -> None:
     """Reports a checkpoint that could not be written, and tries again."""
-    if failure := self.files.failure():
+    failure = self.files.failure()
+    if failure:
       tell(f"update {step}: {failure}; training continues and tries again")
     if self.files.retry_is_due():
       self.files.write(self._snapshot.step, self._snapshot.values)

@@ -69,10 +69,8 @@ class Description:
     return None
 
   def start_of(self, step: int | None) -> dict:
-    """The start that made update `step`; {} if no training is known.
-
-    A later one found nothing left to train, or made later updates.
-    """
+    """The start that made update `step`; {} if no training is known."""
+    # The last that fits: later ones found nothing left, or made later updates.
     for start in reversed(self.starts):
       first = start.get("first_update", 0)
       if start.get("plan") and (step is None or first < max(1, step)):
@@ -135,6 +133,7 @@ class Description:
   @property
   def _data_of_stages(self) -> list[dict]:
     """What the training's stages read, the last one's first."""
+    # Of a stage that was started several times the last start counts.
     by_stage = {}
     for start in self.starts:
       if start.get("data"):
@@ -173,10 +172,9 @@ class Description:
     return []
 
   def manifest(self) -> tuple[str, data_set.Manifest] | None:
-    """(path, manifest) of the records that the newest training read, or None.
-
-    One of other records, or of another vocabulary or case, is not theirs.
-    """
+    """(path, manifest) of what the newest training read, or None."""
+    # Files of these names may have become others: then it is not theirs, nor
+    # is one of another vocabulary or case.
     for above in self._folders_above:
       paths = [os.path.join(above, file) for file in self.data.get("files", [])]
       manifests = data_set.find_manifests(paths)
@@ -201,6 +199,8 @@ class Description:
 
   def facts(self) -> dict[str, Any]:
     """What `agreement.agree` compares, by the fields of settings."""
+    # run.json has the BERT config that was trained; a folder without it, such
+    # as google/bert's, has a file.
     training, known = self.training, {}
     if training:
       known = agreement.of_start(
@@ -226,6 +226,7 @@ def read(folder: str) -> Description:
     is_there = bool(folder) and os.path.exists(path)
     contents.append(json_files.read_own(path, remedy, form) if is_there else {})
   run, task = contents
+  # From here on each start has these keys.
   lacking: dict = {"flags": {}, "plan": None, "data": None}
   starts = tuple({**lacking, **start} for start in run.get("runs", ()))
   notes: list[str] = []

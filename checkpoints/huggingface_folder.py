@@ -26,6 +26,7 @@ def read_task(folder: str, saved: dict) -> tuple[dict, list[str]]:
   `saved` is task.json's content if the folder has one. Raises `DataError` if it
   contradicts the weights or config.json.
   """
+  # The task follows from the weights: which heads there are, of what shape.
   known, notes = huggingface_config.read_config(folder), []
   tensors, shapes = huggingface_weights.read_shapes(folder), {}
   for name, of_tensor in known.tensors(tensors).items():
@@ -51,6 +52,7 @@ def read_task(folder: str, saved: dict) -> tuple[dict, list[str]]:
         f"{huggingface_config.CONFIG_FILE} and the weights: remove "
         f"{TASK_FILE}, or correct it"
       )
+  # No file need say the case: what is only assumed is left to the caller.
   words = os.path.join(folder, WordPieceEncoder.usual_name)
   cases = tokenizer_files.cases_by_file(words)
   lower, assumed, _ = tokenizer_files.choose_case(cases, None, folder)

@@ -97,6 +97,7 @@ def set_before(output_dir: str, step: int) -> str | None:
 
 def best_evaluation(output_dir: str, step: int, by: BestBy) -> int | None:
   """The first update from 1 to `step` with the best evaluation, if any."""
+  # `max` takes the first of equal ones: training on did not help.
   scores = _scores(output_dir, step, by)
   return max(scores, key=scores.__getitem__, default=None)
 
@@ -109,10 +110,7 @@ def evaluations_since_best(output_dir: str, step: int, by: BestBy) -> int:
 
 
 def _scores(output_dir: str, step: int, by: BestBy) -> dict[int, float]:
-  """Update -> score, of the evaluations with finite scores.
-
-  Only those on the same records as the last one compare with it.
-  """
+  """Update -> score, of the evaluations with finite scores."""
   known = evaluations(output_dir, step)
   scores = {}
   for results in known:
@@ -123,6 +121,7 @@ def _scores(output_dir: str, step: int, by: BestBy) -> dict[int, float]:
         "remove the file"
       )
     update, score = results["global_step"], by.score(results)
+    # Another set of records has losses of its own: no comparison with it.
     comparable = results.get(EVALUATION_SET) == known[-1].get(EVALUATION_SET)
     if comparable and update > 0 and math.isfinite(score):
       scores[update] = score
@@ -167,7 +166,7 @@ class MetricsLog:
     self._add_event("summary", summary, report["global_step"])
 
   def _add_event(self, kind: str, event, step: int) -> None:
-    """The first error ends TensorBoard's reports."""
+    # The numbers are in the .jsonl file: TensorBoard ends at its first error.
     if self._events is None:
       return
     try:

@@ -45,6 +45,7 @@ def _check_shapes(source: Checkpoint, wanted: dict) -> None:
 
 
 def _load(session: tf.Session, variables, values) -> None:
+  # Feeding an initializer's own input adds no op to the graph.
   for first in range(0, len(variables), _LOADED_AT_ONCE):
     initializers, feed = [], {}
     for variable in variables[first : first + _LOADED_AT_ONCE]:
@@ -95,12 +96,13 @@ class InitReport:
 
 
 def of_encoder(names: Iterable[str]) -> list[str]:
-  """Those of variables' names that are the encoder's weights."""
+  """The encoder's weights among variables' names."""
   return list(filter(_OF_ENCODER.match, names))
 
 
 def _schedule_position(source: Checkpoint) -> int:
   """The update of a checkpoint's learning rate schedule."""
+  # That run may itself have continued another one's schedule.
   step, start = "global_step", "training_state/schedule_start"
   counts = [source[name] for name in (step, start) if name in source.shapes]
   if step not in source.shapes:
@@ -196,6 +198,7 @@ class Restore:
     trained = _names(tf.trainable_variables())
     shapes, wanted = source.shapes, self._variables.shapes
     loaded, rows = trained & shapes.keys(), set()
+    # A classifier's rows mean labels: they fit only the same ones.
     for labelled in LABELLED:
       rows |= {labelled.weights, labelled.bias}
     head, notes = loaded & rows, []
@@ -278,6 +281,7 @@ class Restore:
     self._load_named(session, source, names)
     sharded = self._variables.sharded
     if sharded:
+      # Each load is a collective: all ranks must make the same ones.
       wanted = self._comm.from_root([s.part.op.name in names for s in sharded])
       self._load_sharded(session, source, itertools.compress(sharded, wanted))
 

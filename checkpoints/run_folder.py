@@ -36,14 +36,13 @@ def locked(folder: str, comm=None, is_written: bool = True):
   """Rank 0 keeps other runs out of `folder`, if it writes there, in its block.
 
   Without `comm` there is no other rank.
-
-  The system frees the lock however the process ends. In an elastic run rank 0
-  of a later world may take over from one that hangs. At the end the file is
-  removed, and a folder that was made for it.
   """
   if (comm and not comm.is_root) or not is_written:
     yield
     return
+  # The system frees the lock however the process ends. In an elastic run rank 0
+  # of a later world may take over from one that hangs. At the end the file is
+  # removed, and a folder that was made for it.
   path = os.path.join(folder, LOCK_FILE)
   is_new = not os.path.isdir(folder)
   with contextlib.ExitStack() as files:
@@ -128,10 +127,8 @@ def write_start(config, task, step: int) -> None:
 
 
 def keep_vocabulary(config, manifests: dict) -> None:
-  """Copies the vocabulary of a training's records into its folder.
-
-  It is near the records, or beside the model that the run starts from.
-  """
+  """Copies the vocabulary of a training's records into its folder."""
+  # It is near the records, or beside the model that the run starts from.
   start = description.folder_of(config.init_checkpoint)
   for manifest_path, manifest in manifests.values():
     info = manifest.tokenizer

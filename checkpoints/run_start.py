@@ -76,7 +76,7 @@ def cooldown(named: str, about: Description, begun: bool) -> str:
   first, last = _constant_part(run)
   files = CheckpointFiles(folder, keep=1)
   reports = metrics.reports_of(folder)
-  # The newest comes first.
+  # The newest comes first. Reports tell where the rate has fallen after all.
   for step in files.steps():
     prefix, is_constant = files.prefix(step), first <= step <= last
     if named in (folder, prefix) and is_constant:
@@ -90,11 +90,9 @@ def cooldown(named: str, about: Description, begun: bool) -> str:
 
 
 def _constant_part(run: dict) -> tuple[int, int]:
-  """The first and the last update that end with the rate at its peak.
-
-  There are none, (1, 0), where the rate does not follow the run's updates.
-  """
+  """The first and the last update that end with the rate at its peak."""
   flags, plan = run["flags"], run["plan"]
+  # None, (1, 0), where the rate does not follow the run's own updates.
   follows_others = flags.get("stages") or not flags.get("rewarmup", True)
   if flags.get("max_train_minutes") or follows_others:
     return 1, 0
@@ -105,10 +103,8 @@ def _constant_part(run: dict) -> tuple[int, int]:
 
 
 def _has_fallen(reports: list[dict], first: int, step: int) -> bool:
-  """Whether the rate fell between the last two reports from `first` to `step`.
-
-  So it does where the run once ended, if it was then continued.
-  """
+  """Whether the rate fell at the last report from `first` to `step`."""
+  # So it does where the run once ended, if it was then continued.
   rates = []
   for report in reports:
     if first <= report["global_step"] <= step and "learning_rate" in report:

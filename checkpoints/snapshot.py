@@ -12,13 +12,11 @@ _ALIGNMENT = 64  # bytes
 
 
 class Snapshot:
-  """Memory for the values of all variables, and the last copy.
+  """Memory for the values of all variables, and the last copy."""
 
-  Getting memory from the system takes ten times as long as copying into it, so
-  a thread gets it once, beside the first updates. In an elastic run a rank's
-  snapshot outlives its worlds, so it refers to no graph; all ranks return to
-  theirs when one is lost. So does what writes it to the disk.
-  """
+  # In an elastic run a rank's snapshot outlives its worlds, so it refers to no
+  # graph; all ranks return to theirs when one is lost. So does `files`, which
+  # writes it to the disk.
 
   def __init__(self, copies: int = 2):
     """With 2 copies `values` stay whole while the next ones are taken."""
@@ -32,6 +30,8 @@ class Snapshot:
 
   def prepare(self, tensors: dict) -> None:
     """Begins to get memory for `tensors`, by name; the first call only."""
+    # Getting memory from the system takes ten times as long as copying into it:
+    # a thread gets it once, beside the first updates.
     if self._thread is None:
       self._thread = threading.Thread(
         target=self._allocate, args=(tensors,), daemon=True
@@ -58,6 +58,7 @@ class Snapshot:
   def finish(self, step: int) -> None:
     """Makes these arrays the values after update `step`."""
     self.step, self.values = step, self._sets[0]
+    # With two sets the next copy goes into the other one.
     self._sets.append(self._sets.pop(0))
 
 

@@ -59,20 +59,18 @@ def _without_keras():
     del os.environ["TF_USE_LEGACY_KERAS"]
 
 
-def _is_command() -> bool:
-  """Whether a script of this project runs, not one that imports its modules."""
-  root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-  script = getattr(sys.modules["__main__"], "__file__", None) or ""
-  folder = os.path.dirname(os.path.abspath(script))
-  return folder in (root, os.path.join(root, "tools"))
-
-
 _NAMES = ("tf", "profiler")
 
 
 def _import_quietly():
+  # A script of this project says what it waits for, on one rank, and not in its
+  # child processes; one that only imports these modules does not.
+  root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+  script = getattr(sys.modules["__main__"], "__file__", None) or ""
+  folder = os.path.dirname(os.path.abspath(script))
+  is_command = folder in (root, os.path.join(root, "tools"))
   is_first = os.environ.get("HOROVOD_RANK", "0") == "0"
-  if _is_command() and is_first and not multiprocessing.parent_process():
+  if is_command and is_first and not multiprocessing.parent_process():
     tell("starting TensorFlow ...")  # for seconds
   level = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
   # Read once, with the first list of devices; without it --xla=auto compiles

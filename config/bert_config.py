@@ -161,6 +161,7 @@ class BertConfig:
   @classmethod
   def from_dict(cls, json_object, source="the BERT configuration"):
     """A checked BertConfig; `UserError`, a ValueError, names `source`."""
+    # Not by keywords: a key that is missing or unknown has a line of its own.
     config = cls(json_object.get("vocab_size"))
     known = [*config.__dict__, *_KEYS_WITHOUT_EFFECT]
     unknown = sorted(set(json_object) - set(known))
@@ -212,12 +213,10 @@ class BertConfig:
   def with_dropout(
     self, hidden: float | None, attention_probs: float | None
   ) -> "BertConfig":
-    """The same model with these; None leaves what it has.
-
-    `hidden` is also that of embeddings and after attention.
-    """
+    """The same model with these rates of dropout; None leaves what it has."""
     config = copy.deepcopy(self)
     if hidden is not None:
+      # Null: embeddings and what follows attention have the same rate.
       config.hidden_dropout_prob = hidden
       config.embedding_dropout = config.attention_output_dropout = None
     if attention_probs is not None:
@@ -267,10 +266,8 @@ class BertConfig:
     return layer % self.global_attn_every_n_layers > 0
 
   def meaning(self) -> dict[str, Any]:
-    """The keys that make the model, with one of the values that mean the same.
-
-    As a null, which stands for the value of another key.
-    """
+    """The keys that make the model, with equal values for equal meanings."""
+    # A null stands for the value of another key, or for no activation.
     values = {key: getattr(self, key) for key in model_keys()}
     if not callable(self.hidden_act):
       values["hidden_act"] = (self.hidden_act or "linear").lower()
@@ -283,10 +280,9 @@ class BertConfig:
     return [key for key in mine if mine[key] != others[key]]
 
   def to_dict(self):
-    """A dictionary from which `from_dict` makes an equal configuration.
-
-    Keys that google/bert does not know are in it if they say anything.
-    """
+    """A dictionary from which `from_dict` makes an equal configuration."""
+    # google/bert refuses keys that it does not know: they are in it only where
+    # they say anything.
     values = copy.deepcopy(self.__dict__)
     for field in dataclasses.fields(self):
       is_default = values[field.name] == field.default

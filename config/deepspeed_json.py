@@ -73,7 +73,7 @@ def _read(kind: type, path: str) -> tuple[dict, dict]:
   for field, value in fields.items():
     if field not in known:
       if not value:
-        continue  # off
+        continue  # off: it asks for nothing that is not done
       section = field.rpartition(".")[0]
       nearest = [name for name in known if name.rpartition(".")[0] == section]
       raise ValueError(
@@ -84,6 +84,7 @@ def _read(kind: type, path: str) -> tuple[dict, dict]:
     json_files.expect(value, form, field)
     if type(value) in (int, float) and not abs(value) <= _LARGEST:
       raise ValueError(f"{field} is {value}, not a number up to {_LARGEST}")
+    # Two fields may set one flag, if they agree on it.
     meant = {flag: value} if flag else _flags(field, value)
     for name, meaning in meant.items():
       if values.setdefault(name, meaning) != meaning:
@@ -112,14 +113,13 @@ def _settle_steps(values: dict, field_of: dict, present: dict) -> None:
       f"{field_of[_WARMUP_SHARE]} is {share}: it must be in [0, 1] and needs "
       "total_num_steps, or --num_train_steps"
     )
+  # Rounded first: 0.1 of 30 steps are 3, not 4.
   values["num_warmup_steps"] = math.ceil(round(share * total, 6))
 
 
 def _leaves(value, field: str = "") -> Iterator[tuple[str, Any]]:
-  """The fields of nested objects that are not off: ("section.key", value).
-
-  A null is off, and so is all of a section that is not enabled or of stage 0.
-  """
+  """The fields of nested objects that are not off: ("section.key", value)."""
+  # A null is off, and so is all of a section that is not enabled or of stage 0.
   if isinstance(value, dict):
     if field and (value.get("enabled") is False or value.get("stage") == 0):
       return
@@ -149,6 +149,7 @@ def _known_fields(kind: type, fields: dict) -> dict[str, tuple]:
   for setting in settings_of(kind):
     for field in setting.json:
       known[field] = setting.kind, setting.name
+  # DeepSpeed's other optimizers know no trust ratio.
   if fields.get("optimizer.type") != "Lamb":
     for field in _LAMB_ONLY:
       del known[field]
@@ -161,6 +162,7 @@ def _meaningless(values: dict, present: dict) -> list[str]:
   def overruled(*flags: str) -> bool:
     return any(f in present and present[f] != values.get(f) for f in flags)
 
+  # A field that went with another value must not refuse the command's own.
   flags = []
   if overruled("precision", "precision_policy", "fp16_allreduce"):
     types = precision.types_of_parts(

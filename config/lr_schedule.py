@@ -68,6 +68,7 @@ class Schedule:
       math_of, step = np, np.asarray(step, np.float64)
     else:
       math_of, step = later.tf, later.tf.cast(step, later.tf.float32)
+    # Both branches are computed, so none may divide by 0.
     exponent, form = SCHEDULES[self.name]
     total, warmup = float(self.total), float(self.warmup)
     warming = (math_of.minimum(step, warmup) / max(1.0, warmup)) ** exponent

@@ -211,7 +211,7 @@ class RunConfig:
       )
     if self.xla != "off":
       execution.check_gpus()
-    # Only for its errors.
+    # Only for its errors: a run fails before it reads data, not at its plan.
     Schedule(0.0, 1, 0, self.lr_schedule, self.lr_power, self.lr_decay_rate)
     self.loss_scale.check(self.uses_fp16)
     self.optimizer.check_with(
@@ -231,13 +231,11 @@ class RunConfig:
   @classmethod
   def read_files(cls, present: dict) -> dict:
     """Field -> content of files that flags name, that others need, too."""
-    del present
     return {}
 
   @classmethod
   def defaults(cls, task: dict, present: dict) -> dict:
     """What a model's task.json says of flags that are not `present`."""
-    del task, present
     return {}
 
   @classmethod
@@ -246,7 +244,6 @@ class RunConfig:
 
     `present` are the flags that are given, with the content of `read_files`.
     """
-    del present
     return {}
 
   def check_files(self) -> None:
@@ -258,7 +255,6 @@ class RunConfig:
 
   def lower_rate(self, stage: training_plan.Stage) -> tuple[str, list[str]]:
     """How to halve the learning rate: in words, and flags that do it."""
-    del stage
     flag = f"--learning_rate={self.learning_rate / 2:g}"
     return "with a lower learning rate", [flag]
 
@@ -432,7 +428,14 @@ class PretrainingConfig(RunConfig):
       )
     self.stage_bert.validate("the BERT config of the stage")
     if self.cooldown_from:
-      self._check_cooldown()
+      needs: dict[str, Any] = {
+        "--do_train": self.do_train or self.dry_run,
+        "--lr_schedule=wsd or wsd_linear": self.lr_schedule.startswith("wsd"),
+        "--num_decay_steps": self.num_decay_steps,
+        "no --init_checkpoint": not self.init_checkpoint,
+        "no --max_train_minutes": not self.max_train_minutes,
+      }
+      _check_needs("--cooldown_from", needs)
     if self.stages:
       self._check_stages()
     if self.tensor_parallel > 1:
@@ -458,17 +461,9 @@ class PretrainingConfig(RunConfig):
     most = max(0, min(10_000, steps // 10, steps - (self.num_decay_steps or 0)))
     return most if self.num_warmup_steps is None else self.num_warmup_steps
 
-  def _check_cooldown(self) -> None:
-    needs: dict[str, Any] = {
-      "--do_train": self.do_train or self.dry_run,
-      "--lr_schedule=wsd or wsd_linear": self.lr_schedule.startswith("wsd"),
-      "--num_decay_steps": self.num_decay_steps,
-      "no --init_checkpoint": not self.init_checkpoint,
-      "no --max_train_minutes": not self.max_train_minutes,
-    }
-    _check_needs("--cooldown_from", needs)
-
   def _check_stages(self) -> None:
+    # What a stage sets, or what counts steps of one batch, has no meaning for
+    # the whole run.
     thetas = [item.get("global_rope_theta") for item in self.stages or ()]
     needs: dict[str, Any] = {
       "--do_train": self.do_train or self.dry_run,
@@ -502,6 +497,7 @@ class PretrainingConfig(RunConfig):
           f"{flag}: the BERT config's {name}={getattr(self.bert, name)} is "
           "not a multiple of it"
         )
+    # Ranks of one model read the clock at different times.
     moves = len(set(self.masks.masked_lm_prob or ())) > 1
     needs: dict[str, Any] = {
       "--xla=layers: ranks communicate in the forward pass, which "
@@ -521,8 +517,10 @@ class PretrainingConfig(RunConfig):
 
   @classmethod
   def values_in_files(cls, present):
+    # What each stage has need not be a flag. The first stage's stands for it:
+    # its data is read first.
     values = {}
-    if "stages" in present:  # what each stage has need not be a flag
+    if "stages" in present:
       each = present["stages"]
       in_all = set.intersection(*map(set, each))
       if "input_file" in in_all:
@@ -559,6 +557,7 @@ class PretrainingConfig(RunConfig):
     """In per-rank mode also the steps, counted in global batches."""
     flags = super().flags_for(plan, global_batch)
     if self.global_batch_size is None:
+      # Only what counts steps; the rest of the schedule has no unit.
       names = ["num_train_steps", "num_warmup_steps"]
       if SCHEDULES[self.lr_schedule][1] == "exp":
         names.append("lr_decay_steps")

@@ -85,6 +85,7 @@ def _with_heads(shape: RecordShape, config) -> RecordShape:
 
 def _with_masks(shape: RecordShape, files, config, training) -> RecordShape:
   """With masks as the flags draw them on reading, or as an evaluation does."""
+  # An evaluation's do not depend on flags: results of all runs compare.
   masks: Any = shape.masks
   first_prob, flags = masks.masked_lm_prob, config.masks.changes
   probs, most = (masking.EVALUATION_PROB,) * 2, None
@@ -103,6 +104,8 @@ def _with_masks(shape: RecordShape, files, config, training) -> RecordShape:
     )
   needed, examples = shape.max_predictions_per_seq, shape.examples_per_record
   redraws = not training or "masked_lm_prob" in flags
+  # Records were packed for the masks that their maker drew: other masks may
+  # need more room, and a redraw as many as they were made with needs the same.
   if redraws:
     length, prob = shape.max_seq_length, max(probs)
     room = masking.most_predictions(length, prob, examples)

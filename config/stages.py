@@ -138,7 +138,7 @@ def configs(base) -> list:
 
 @contextlib.contextmanager
 def _in_stage(number: int) -> Iterator[None]:
-  """Errors say of which stage they are."""
+  """Makes errors say of which stage they are."""
   try:
     yield
   except UserError as e:
@@ -213,6 +213,7 @@ class Stages:
     self, plan: training_plan.TrainingPlan, update: int
   ) -> training_plan.Stage:
     """Where the stage after `plan`'s begins, if that ended with `update`."""
+    # The same files and order go on; others begin with their first record.
     number = plan.stage.number + 1
     before, here = self.configs[number - 1 : number + 1]
     data = operator.attrgetter("input_file", "shuffle_block_records")
@@ -264,6 +265,8 @@ def _planned(
   if "num_train_tokens" not in item:
     # One that ends by time ends there at the latest.
     return of(item.get("num_train_steps", config.num_train_steps))
+  # The fewest updates that read so many tokens: with a batch that grows there
+  # is no formula, and each number of updates has its own ramp.
   records = math.ceil(item["num_train_tokens"] / tokens)
   most = math.ceil(records / smallest)
   records_in = lambda n: of(n).records_before(n)

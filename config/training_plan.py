@@ -116,9 +116,9 @@ class TrainingPlan:
     """How the updates that a run has made differ from this plan's; or None.
 
     `before` is the run's last plan as run.json has it, {} if it is not known.
-    The checkpoint of `update` has `records_seen`, which counts: files in its
-    folder may be older.
+    The checkpoint of `update` has `records_seen`.
     """
+    # The checkpoint counts: files in its folder may be older.
     if records_seen != self.records_before(update):
       updates = update - self.stage.first_update
       seen = records_seen - self.stage.first_record
@@ -128,7 +128,8 @@ class TrainingPlan:
         f"records of an update {mean} -> {self.records_per_update}",
         0 if rest or self.stage.ramp else batch,
       )
-    # A cooldown has no steps of its own.
+    # The same records of an update, but steps that came to other updates: the
+    # run had other ranks. A cooldown has no steps of its own.
     states_same = self.mode == "per-rank" and self.steps
     if states_same and before.get("steps") == self.steps:
       if before["updates"] != self.updates:

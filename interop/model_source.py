@@ -127,27 +127,28 @@ class Source:
     )
 
 
-def find(model: str, given: Given = NOTHING_GIVEN) -> Source:
+def find(model: str, flags: Given = NOTHING_GIVEN) -> Source:
   """The parts of a model.
 
-  Raises `UserError` if a part is missing, damaged, or contradicts `given`.
+  Raises `UserError` if a part is missing, damaged, or contradicts `flags`.
   """
   located = locate(model)
   if not (os.path.isdir(located.path) or checkpoint_files.hold(located.path)):
     # The run that wrote it has removed it meanwhile: choose again.
     located = locate(model)
-  return parts_of(located, given)
+  return parts_of(located, flags)
 
 
-def parts_of(located: Located, given: Given = NOTHING_GIVEN) -> Source:
+def parts_of(located: Located, flags: Given = NOTHING_GIVEN) -> Source:
   """`find` of a model that is located."""
   path, chosen, about = located
-  folder, named = about.folder, given.named_vocabulary()
+  folder, named = about.folder, flags.named_vocabulary()
   task_file, task = os.path.join(folder, TASK_FILE), about.task
   if not task:
-    task_file, task = pretraining_task(about, given)
-  config = read_config(given.bert_config_file, about, path)
+    task_file, task = pretraining_task(about, flags)
+  config = read_config(flags.bert_config_file, about, path)
   files = find_vocabulary(task, named, folder)
+  # Each file that says whether text is lower-cased; they must agree.
   cases: dict[str, bool | None] = {}
   beside = os.path.join(folder, WordPieceEncoder.usual_name)
   flag, words = next(iter(files.items()), (WordPieceEncoder.flag, beside))
@@ -158,7 +159,7 @@ def parts_of(located: Located, given: Given = NOTHING_GIVEN) -> Source:
     words = beside  # a flag may name an equal file elsewhere
   cases |= tokenizer_files.cases_by_file(words, kinds.BY_FLAG[flag])
   lower, assumed, lines = tokenizer_files.choose_case(
-    cases, given.do_lower_case, path
+    cases, flags.do_lower_case, path
   )
   task = {"task": PRETRAINING, **task, "do_lower_case": lower}
   notes = (*about.notes, *lines)
@@ -233,25 +234,14 @@ def locate(model: str) -> Located:
   return Located(path, chosen, about)
 
 
-def is_model(path: str) -> bool:
-  """Whether a folder has a model itself."""
-  return (
-    is_export(path)
-    or huggingface_folder.is_folder(path)
-    or bool(glob.glob(os.path.join(glob.escape(path), "*.ckpt*.index")))
-  )
-
-
 def is_export(path: str) -> bool:
   """Whether it is a SavedModel."""
   return os.path.exists(os.path.join(path, "saved_model.pb"))
 
 
-def read_config(
-  given: str | None, about: Description, model: str
-) -> BertConfig:
-  """The config of a `given` file or of a folder; they must agree."""
-  config = read_bert(given) if given else about.bert
+def read_config(name: str | None, about: Description, model: str) -> BertConfig:
+  """The config of a file or preset, or of a folder; they must agree."""
+  config = read_bert(name) if name else about.bert
   if not config:
     raise UserError(
       f"{model}: there is no {about.bert_file}: give --bert_config_file, the "
@@ -259,12 +249,12 @@ def read_config(
     )
   if not about.bert:
     return config
-  if is_preset(given):
+  if is_preset(name):
     config.vocab_size = about.bert.vocab_size
   differ = about.bert.differences(config)
   if differ:
     raise UserError(
-      f"--bert_config_file={given} and {about.bert_file}, which is the "
+      f"--bert_config_file={name} and {about.bert_file}, which is the "
       f"model's, differ in {', '.join(differ)}: leave the flag out, or train "
       "another model in another folder"
     )
@@ -279,7 +269,7 @@ def _find_checkpoint(model: str, task: dict) -> tuple[str, str]:
     return _find_published(model, files.without_marker())
   by: BestBy | None = None if task else BEST_BY
   saved = task.get("best_by")
-  if saved:  # older runs do not say
+  if saved:  # runs of older versions do not say
     by = BestBy(tuple(saved["keys"]), saved["higher"])
   step, chosen = steps[0], "the newest"
   best = by and best_evaluation(model, steps[0], by)
@@ -304,17 +294,21 @@ def _find_published(model: str, newest: str | None) -> tuple[str, str]:
     raise UserError(
       f"{model} holds several checkpoints: name {' or '.join(prefixes)}"
     )
+  # The folder may hold folders of models, such as runs/.
   models: list[str] = []
   for names in ("*", "*/*"):
-    paths = glob.glob(os.path.join(glob.escape(model), names))
-    models += filter(is_model, sorted(paths))
+    for path in sorted(glob.glob(os.path.join(glob.escape(model), names))):
+      checkpoints = os.path.join(glob.escape(path), "*.ckpt*.index")
+      is_others = is_export(path) or huggingface_folder.is_folder(path)
+      if is_others or glob.glob(checkpoints):
+        models.append(path)
   hint = "name the --output_dir of a training that has saved a checkpoint"
   if models:
     hint = f"did you mean {' or '.join(models)}?"
   raise UserError(f"{model} holds no model: {hint}")
 
 
-def pretraining_task(about: Description, given: Given) -> tuple[str, dict]:
+def pretraining_task(about: Description, flags: Given) -> tuple[str, dict]:
   """The file that says what a run learned of what records, and what it says."""
   path = about.learned_from if about.training else ""
   task, info = about.learned, about.tokenizer
@@ -325,7 +319,8 @@ def pretraining_task(about: Description, given: Given) -> tuple[str, dict]:
   manifest = about.manifest()
   if manifest:
     task["max_seq_length"] = manifest[1].max_seq_length
-  files = given.named_vocabulary()
+  # A run that pre-trains has no task.json: its records' manifest says it.
+  files = flags.named_vocabulary()
   if files:
     record_report.find_encoder(info, about.folder, files)
     return path, task

@@ -29,11 +29,9 @@ class Command:
     self.lines: list[str] = []  # for the log
 
   def configure(self) -> None:
-    """Makes the config; raises `UserError` for what is wrong with files, too.
-
-    Rank 0 alone does it: a moment later another checkpoint may be a folder's
-    newest.
-    """
+    """Makes the config; raises `UserError` for wrong flags and files."""
+    # Rank 0 alone does it: a moment later another checkpoint may be a folder's
+    # newest.
     config, self.lines = configured(self._kind, self.flags)
     config.check_files()
     services.check_installed(config.report_to)
@@ -41,10 +39,8 @@ class Command:
 
 
 def read_command(kind: type) -> Command:
-  """The command line of a script, checked before TensorFlow is loaded.
-
-  What is wrong ends the program with a line; so does a signal.
-  """
+  """The command line of a script, checked before TensorFlow is loaded."""
+  # What is wrong ends the program with a line; so does a signal.
   errors.end_on_signals()
   with errors.in_a_line():
     command = Command(kind, settings.parse(kind))
@@ -104,6 +100,7 @@ def configured(kind: type, flags) -> tuple[Any, list[str]]:
     named["init_checkpoint"] = origin.init
   if origin.branch:
     named["cooldown_from"] = origin.branch
+  # A flag counts most, then files that flags name, then the run or model.
   config = settings.from_flags(kind, flags, defaults | in_files, named)
   if not origin.hold():
     return configured(kind, flags)  # chooses again
@@ -141,10 +138,8 @@ def find_origin(run: str, present: dict) -> Origin:
 
 
 def _ignored(init: str, about: Description) -> tuple[str, list[str]]:
-  """The checkpoint that a run which resumes was started from; lines about it.
-
-  --init_checkpoint means nothing to it.
-  """
+  """The checkpoint that a resumed run was started from; lines about it."""
+  # The flag means nothing to it, but the same command must go on resuming it.
   if not os.path.isdir(init):
     return checkpoint_files.prefix_of(init), []
   flags = about.training["flags"] if about.training else {}
@@ -223,10 +218,8 @@ def _bert(
 def _objective(
   values: dict, trains: bool, origin: Origin, records: RecordFiles | None
 ) -> tuple[dict, list[str]]:
-  """--objective and --segment_ids where they are not given, and lines.
-
-  They are the run's, else the records'.
-  """
+  """--objective and --segment_ids where they are not given, and lines."""
+  # They are the run's, else the records'.
   learned, lines = origin.about.learned, []
   objective, segments = values.get("objective"), values.get("segment_ids")
   if origin.continues and origin.about.training:
@@ -256,9 +249,10 @@ def _segments(
 ) -> tuple[bool | None, list[str]]:  # fmt: skip
   """--segment_ids of a new run with the weights of another model, and lines.
 
-  That model's stay, also where it is only evaluated; where no file says them,
-  it is published, and has them. `UserError` for an evaluation with others.
+  `UserError` for an evaluation with others than the model's.
   """
+  # The model's stay, also where it is only evaluated. Where no file says them,
+  # it is published, and has them.
   learned, path = about.learned, about.learned_from
   used = learned.get("segment_ids", None if trains else True)
   if trains and learned.get("objective", objective) != objective:
@@ -304,7 +298,8 @@ def other_text(model: Located, records: RecordFiles) -> list[str]:
   if not records.first:
     return []
   about, info = model.about, records.first[1].tokenizer
-  if before := about.tokenizer:
+  before = about.tokenizer
+  if before:
     digests, lower = {before.sha256}, before.do_lower_case
   else:
     files = model_source.find_vocabulary(about.task, {}, about.folder)

@@ -179,7 +179,7 @@ def run_update(run: Run, number: int, save: bool = False) -> tuple:
           [
             task.ops.fetches() if is_last else task.ops.accumulate,
             task.vote.counts,
-            task.batches.made,
+            task.batches.ready_at,
           ],
           task.vote.feed(run.signals, save, lap),
         )

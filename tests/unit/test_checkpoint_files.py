@@ -78,7 +78,8 @@ def test_the_newest_and_the_protected_are_kept(tmp_path):
 def test_a_chosen_checkpoint_is_read_after_its_run_removed_it(tmp_path, name):
   files = CheckpointFiles(str(tmp_path), keep=1)
   write(files, 1)
-  chosen, _, _ = model_source.locate(os.path.normpath(tmp_path / name))
+  chosen = model_source.locate(os.path.normpath(tmp_path / name)).path
+  assert checkpoint_files.hold(chosen)
   write(files, 2)
   assert files.steps() == [2] and chosen == files.prefix(1)
   checkpoint = checkpoint_weights.open_checkpoint(chosen)
@@ -90,7 +91,7 @@ def test_a_chosen_checkpoint_is_read_after_its_run_removed_it(tmp_path, name):
   for step in (2, 3):
     files.write(2, {**VALUES, "global_step": np.int64(step)})
     files.wait()
-    model_source.locate(files.prefix(2))
+    assert checkpoint_files.hold(files.prefix(2))
   assert checkpoint_weights.open_checkpoint(files.prefix(2))["global_step"] == 3
 
 
