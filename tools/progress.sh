@@ -15,7 +15,7 @@ log=$(mktemp)
 # Shows a line, its last word what the command printed last.
 tell() {
   local seconds=$SECONDS line
-  line=$(tail -n 1 "$log" | tr -d '\r' | cut -c 1-100)
+  line=$(tail -n 1 "$log" 2>/dev/null | tr -d '\r' | cut -c 1-100)
   printf -v line '%s  %d:%02d  %s' "$title" $((seconds / 60)) $((seconds % 60)) "$line"
   if [ -t 1 ]; then
     printf '\r\033[K%s' "${line:0:$(($(tput cols 2>/dev/null || echo 80) - 1))}"

@@ -288,7 +288,8 @@ def test_an_overflow_never_raises_the_loss_scale():
 
 def arithmetic(**given):
   return types.SimpleNamespace(
-    policy=mixed_precision.FP32,
+    precision="fp32",
+    precision_policy=(),
     **{"tf32": True, "deterministic": False, **given},
   )
 

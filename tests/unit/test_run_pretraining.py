@@ -994,9 +994,8 @@ def refusal_to_resume(tiny_run, step, seen, ranks=1, **changes):
   orders = [record_order.Order(120, 5)] * 2
   try:
     resume.check_position(
-      config, plan, {"files": []}, step, seen, orders, description.read(None),
-      "folder",
-    )  # fmt: skip
+      config, plan, {"files": []}, step, seen, orders, description.read("")
+    )
   except UserError as e:
     return str(e)
   return None

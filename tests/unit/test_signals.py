@@ -214,7 +214,7 @@ if __name__ == "__main__":
   with Pool(2) as pool:
     pool.start(exec, [{CHILD!r}])
     while True:
-      pool.check()
+      pool.raise_error()
 """,
   "a measured plan": f"""
 import os, time

@@ -327,7 +327,7 @@ def first_plan(tiny_run, *items, **changes):
 
   def plan_of(stage):
     stage = dataclasses.replace(stage, num_warmup_steps=0)
-    return plans.of_run(stage, None, 1)
+    return plans.of_run(stage, None, 1), 32
 
   begun = training_plan.Stage()
   return stages.Stages(config, begun, plan_of).start(begun).plan
