@@ -111,7 +111,7 @@ def accumulate(
 
 
 def _add_to_stored(gradients, filled, row, names, slices) -> LocalSums:
-  """What is stored plus these, if all gradients are finite."""
+  """Adds a micro-batch to the stores, if all its gradients are finite."""
   values, stores = [*gradients, filled, row], []
   for i, value in enumerate(values):
     shape = value.shape.as_list()
@@ -349,10 +349,8 @@ def _advance(
 
 
 def _blamed_variable(half_squares, nonfinite) -> tf.Tensor:
-  """int64 index of the first one whose gradient was not finite, or -1.
-
-  That is one of the update's sum, or a micro-batch's that was dropped before.
-  """
+  """int64 index of the first variable with a gradient not finite, or -1."""
+  # Of the update's sum, or of a micro-batch's that was dropped before.
   goodness = tf.cast(tf.is_finite(half_squares), tf.float32) - nonfinite
   bad = tf.cast(goodness < 1.0, tf.float32)  # GPUs have no int32 tf.argmax
   first = tf.argmax(bad, output_type=tf.int64)

@@ -89,8 +89,7 @@ class Comm:
     """float64 scalar: how long this rank waits for what is reduced over ranks.
 
     From the last of `local`, its own tensors, to the last of `reduced`: that
-    includes waiting for late ranks. Not a number on GPUs, whose ops count as
-    done when they have begun.
+    includes waiting for late ranks. Not a number on GPUs.
     """
     return tf.constant(0.0, tf.float64)
 
@@ -104,6 +103,7 @@ class Comm:
 
   def from_root(self, value):
     """Rank 0's value, of any type; what other ranks give does not count."""
+    # First how long it is: a gather needs arrays of one shape from all ranks.
     content = pickle.dumps(value) if self.is_root else b""
     length = int(self.gather(np.array([len(content)]))[0, 0])
     padded = np.frombuffer(content.ljust(length), np.uint8)
@@ -130,26 +130,24 @@ class Comm:
       for rank in (0, odd[0]):
         whole = bytes(rows[rank, : everyone[rank, 1]])
         texts.append(whole.decode().splitlines())
-      differences = _differences(*texts, odd[0])
+      differences, more = [], 0
+      for a, b in itertools.zip_longest(*texts, fillvalue="nothing"):
+        if a != b and len(differences) < _MOST_SHOWN:
+          differences.append(f"rank 0 has {a}, rank {odd[0]} has {b}")
+        elif a != b:
+          more += 1
+      if more:
+        differences.append(f"and {more} more")
       raise DistributedError(
-        f"{what} of rank {odd} differs from rank 0's: {differences}. Give all "
-        "hosts the same files and flags"
+        f"{what} of rank {odd} differs from rank 0's: "
+        f"{'; '.join(differences)}. Give all hosts the same files and flags"
       )
 
 
-def _differences(first: list[str], other: list[str], rank: int) -> str:
-  """The lines in which rank 0's text and that of `rank` differ: a few."""
-  said, more = [], 0
-  for a, b in itertools.zip_longest(first, other, fillvalue="nothing"):
-    if a != b and len(said) < _MOST_SHOWN:
-      said.append(f"rank 0 has {a}, rank {rank} has {b}")
-    elif a != b:
-      more += 1
-  return "; ".join([*said, f"and {more} more"] if more else said)
+class _GradientSource(tf.train.Optimizer):
+  """Returns the gradients that it gets: an optimizer for Horovod to wrap."""
 
-
-class _GivenGradients(tf.train.Optimizer):
-  """Stands for an optimizer, around which alone Horovod sums in groups."""
+  # Horovod sums gradients in groups only around an optimizer.
 
   def __init__(self):
     super().__init__(use_locking=False, name="GivenGradients")
@@ -178,7 +176,7 @@ class _HorovodComm(Comm):
 
   def sum_gradients(self, pairs, groups, fp16=False):
     optimizer = self._hvd.DistributedOptimizer(
-      _GivenGradients(),
+      _GradientSource(),
       name="DistributedLocalAccumulation",
       num_groups=min(groups, len(tf.trainable_variables())),
       **self._sum(fp16),
@@ -194,6 +192,7 @@ class _HorovodComm(Comm):
     return self._hvd.grouped_allreduce(tensors, name=name, **self._sum())
 
   def seconds_between(self, local, reduced):
+    # A GPU's ops count as done when they have begun.
     if tf.config.list_physical_devices("GPU"):
       with tf.device("/cpu:0"):
         return tf.constant(np.nan, tf.float64)

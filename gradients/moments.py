@@ -128,9 +128,9 @@ class MomentOptimizer(tf.train.Optimizer):
           continue
         self._kept[name] = {}
         for slot, beta in betas.items():
-          made = state(f"{name}/{slot}", variable.shape.as_list())
-          self._kept[name][slot] = Slot(made, beta)
-          tf.add_to_collection(SLOTS, made)
+          tensor = state(f"{name}/{slot}", variable.shape.as_list())
+          self._kept[name][slot] = Slot(tensor, beta)
+          tf.add_to_collection(SLOTS, tensor)
     return [self._kept[name] for name in names]
 
   def apply_gradients(

@@ -140,9 +140,9 @@ def broadcast_op(variables, comm) -> tf.Operation:
 def add_up(errors, comm) -> list[tf.Operation]:
   """Ops that give rank 0 the sum of all ranks' `errors`, and clear the others.
 
-  So rank 0 saves all of them, and training continues as a resumed run would.
   Run all that is returned: TensorFlow leaves out a sum that nothing reads.
   """
+  # So rank 0 saves all of them, and training continues as a resumed run would.
   done, ran = [], []
   for error in errors if comm.size > 1 else ():
     with tf.control_dependencies(done):  # one at a time, to save memory

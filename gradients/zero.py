@@ -114,9 +114,14 @@ class ZeRO(all_reduce.AllReduce):
   def __init__(self, config, world, scale, optimizer):
     super().__init__(config, world, scale, optimizer)
     self._variables = tf.trainable_variables()
-    groups = []
+    groups: list[list[int]] = []  # indices of variables
     for group in self._groups(len(self._variables)):
-      groups += self._by_slots(group)
+      # One rule updates all of a shard: its variables have equal slots.
+      parts: dict[tuple, list[int]] = {}
+      for index in group:
+        slots = optimizer.slots_of(self._variables[index])
+        parts.setdefault(tuple(slots.items()), []).append(index)
+      groups += parts.values()
     # Sorts what is in the order of groups by variable.
     self._order = np.argsort(np.concatenate(groups))
     self._shards = {}  # name of the shard's weights -> Shard
@@ -126,20 +131,12 @@ class ZeRO(all_reduce.AllReduce):
       self._shards[shard.weights.name] = shard
     self.layout = ShardLayout(self._shards, self.comm, self.slices)
 
-  def _by_slots(self, group) -> list[list[int]]:
-    """Parts of a group whose variables have equal slots: one rule for all."""
-    parts: dict[tuple, list[int]] = {}
-    for index in group:
-      slots = self.optimizer.slots_of(self._variables[index])
-      parts.setdefault(tuple(slots.items()), []).append(index)
-    return list(parts.values())
-
   def sum_over_ranks(self, local) -> list:
     """[(this rank's part of a group's sum, the shard's weights), ...]."""
-    of = {variable.name: gradient for gradient, variable in local.pairs}
+    gradients = {variable.name: gradient for gradient, variable in local.pairs}
     reduced = []
     for n, shard in enumerate(self._shards.values()):
-      flat = shard.flat([of[v.name] for v in shard.variables])
+      flat = shard.flat([gradients[v.name] for v in shard.variables])
       name, fp16 = f"zero/gradients_{n}", self._config.fp16_allreduce
       part = self.comm.reducescatter(flat, name, fp16)
       reduced.append((part, shard.weights))

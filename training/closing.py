@@ -1,7 +1,6 @@
 """The closing screen: what a run did, where its files are, what comes next."""
 
 import os
-from collections.abc import Iterator
 
 from checkpoints import metrics, run_folder
 from common import json_files
@@ -40,24 +39,20 @@ def finish(
       f"checkpoint  {prefix(step) if step else 'none yet'}",
       f"metrics     {os.path.join(folder, metrics.METRICS_FILE)}",
       f"TensorBoard {folder}",
-      *_profile_lines(run, training),
-      _why_it_ended(run, training, step),
     ]
+    if training["profile"]:
+      lines.append(
+        f"profile     {training['profile']}, for TensorBoard with "
+        "tensorboard-plugin-profile"
+      )
+    elif run.config.profile and run.task.plan.stage.count == 1:
+      lines.append("profile     none: its updates were not made in this run")
+    lines.append(_why_it_ended(run, training, step))
     # Commands for the model, once there is one and no stage follows.
     is_over = run.task.plan.stage.is_last or training["stopped_early"]
     if step and is_over and not training["stopped"]:
       lines += next_steps.lines(run.job.next_steps)
   tell(*lines)
-
-
-def _profile_lines(run, training: dict) -> Iterator[str]:
-  if training["profile"]:
-    yield (
-      f"profile     {training['profile']}, for TensorBoard with "
-      "tensorboard-plugin-profile"
-    )
-  elif run.config.profile and run.task.plan.stage.count == 1:
-    yield "profile     none: its updates were not made in this run"
 
 
 def _why_it_ended(run, training: dict, step: int) -> str:

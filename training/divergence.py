@@ -113,7 +113,7 @@ class Guard:
     )
 
   def _report(self) -> dict:
-    """What is known of the first bad update, and of the weights now."""
+    """The first bad update with its records, and the largest weights now."""
     first, last, run = self._first, self._last, self._run
     count = run.task.plan.records_of(first["update"] - 1)
     positions = first["samples_seen_before"] + np.arange(count)
@@ -142,6 +142,9 @@ def _lower_rate(config, stage, comm) -> str:
     # Which hosts there are, and who starts the ranks, is not known here.
     return f"{how}: give the same command{' with '.join(['', *flags])}"
   names = tuple(flag.partition("=")[0] + "=" for flag in flags)
-  given = [a for a in sys.argv if not (names and a.startswith(names))]
-  command = [os.path.relpath(sys.executable), *given, *flags]
+  command = [os.path.relpath(sys.executable)]
+  for argument in sys.argv:
+    if not (names and argument.startswith(names)):
+      command.append(argument)
+  command += flags
   return f"{how}:\n  {shlex.join(processes.horovodrun(comm.size, command))}"

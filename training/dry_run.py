@@ -136,35 +136,35 @@ class Job:
 
 
 def first_size(job: Job, record_flops: float) -> Measured:
-  """Measures the plan's micro-batch; a smaller one if that does not fit.
-
-  On CPUs, where an update may take minutes, one of about `_FLOPS` at most.
-  """
+  """Measures the plan's micro-batch; a smaller one if that does not fit."""
   size = job.plan.micro_batch
+  # On CPUs an update may take minutes: measure a part, and time is in
+  # proportion to the records.
   if job.here:
     size = max(1, min(size, int(_FLOPS / record_flops)))
-  while not (measured := job.try_size(size)):
+  while True:
+    measured = job.try_size(size)
+    if measured:
+      return measured
     if size == 1:
       raise UserError(
         "a micro-batch of one record does not fit: give a smaller model or "
         "--max_seq_length, or --recompute=layer"
       )
     size //= 2
-  return measured
 
 
 def find_largest(job: Job, measured: Measured) -> Measured:
-  """Doubles what fits until it does not, then halves what is between.
-
-  Each size takes a minute of compiling, so it ends within a sixteenth.
-  """
+  """Doubles what fits until it does not, then halves what is between."""
   too_large = math.inf
+  # Each size takes a minute of compiling, so it ends within a sixteenth.
   while too_large > measured.size + 1 + measured.size // 16:
     size = 2 * measured.size
     if size >= too_large:
       size = (measured.size + int(too_large)) // 2
-    if fits := job.try_size(size):
-      measured = fits
+    fitting = job.try_size(size)
+    if fitting:
+      measured = fitting
     else:
       too_large = size
   return measured

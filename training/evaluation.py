@@ -69,11 +69,7 @@ class Evaluator:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationBatches:
-  """The batches of an evaluation, which all ranks run together.
-
-  A rank without batches left takes part, too: all leave in the same batch, and
-  a rank that hangs is noticed.
-  """
+  """The batches of an evaluation, which all ranks run together."""
 
   fetches: dict  # name -> Tensor of one batch
   source: input_pipeline.Source  # or any other source
@@ -86,6 +82,8 @@ class EvaluationBatches:
     mine = self.batches.count
     most = int(self.comm.gather(np.array([mine])).max())
     self.batches.start(session, 0)
+    # A rank without batches left takes part in the votes, too: all leave in the
+    # same batch, and a rank that hangs is noticed.
     for batch in range(most):
       fetches = [self.fetches if batch < mine else {}, self.vote.counts]
       try:
@@ -96,7 +94,8 @@ class EvaluationBatches:
         watchdog.resume()
       else:
         watchdog.heartbeat()  # the very first batch compiles: not watched yet
-      if stop := self.vote.verdict(counts):
+      stop = self.vote.verdict(counts)
+      if stop:
         raise Interrupted(stop)
       if batch < mine:
         yield fetched
@@ -139,10 +138,12 @@ def clear_error(error: Exception, source=None, numbers=()) -> Exception:
       "evaluation; or give --recompute=layer; --dry_run --find_batch_size "
       "finds the largest"
     )
-  if known := getattr(source, "error", None):
+  # A thread that reads has noted its own error, which TensorFlow rewords.
+  known = getattr(source, "error", None)
+  # A lost rank comes before the search for a damaged record: others wait.
+  known = known or distributed.rank_lost(error)
+  if known:
     return known
-  if lost := distributed.rank_lost(error):
-    return lost  # at once: others wait for this rank
   return (source.explain(numbers) if source else None) or error
 
 

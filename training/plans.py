@@ -73,7 +73,9 @@ def of_stages(
 
   staged = stages.Stages(config, begun, plan_of)
   if config.do_eval:
+    # Now, not when the stage begins: that may be days from here.
     for stage in staged.configs[begun.number :]:
-      if files := stage.eval_input_file or stage.input_file:
+      files = stage.eval_input_file or stage.input_file
+      if files:
         open_checked(files, stage, training=False)
   return staged

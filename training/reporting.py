@@ -85,11 +85,11 @@ class Clock:
 
   def shares(self) -> dict:
     """Seconds of each part since the last report, as far as they are known."""
-    return {
-      f"{part}_seconds": seconds
-      for part, seconds in self._parts.items()
-      if not math.isnan(seconds)
-    }
+    shares = {}
+    for part, seconds in self._parts.items():
+      if not math.isnan(seconds):
+        shares[f"{part}_seconds"] = seconds
+    return shares
 
   def lap(self) -> None:
     """A report has been made."""
@@ -124,18 +124,15 @@ def padding(tokens: float, positions: int) -> float | None:
   return 1.0 - tokens / positions if positions else None
 
 
-def host_peak_mb() -> float:
-  """The most memory of the host that this process has used, in MB."""
-  with open("/proc/self/status", encoding="utf-8") as f:
-    peaks = [int(line.split()[1]) for line in f if line.startswith("VmHWM")]
-  # getrusage, for systems without it, counts the parent process, too.
-  peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-  return peaks[0] / 1024
-
-
 def peak_memory() -> dict:
   """The most memory that this process has used, in MB (2^20 bytes)."""
-  peaks = {"peak_memory_mb": host_peak_mb()}
+  # For systems without VmHWM; this one counts the parent process, too.
+  peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  with open("/proc/self/status", encoding="utf-8") as f:
+    for line in f:
+      if line.startswith("VmHWM"):
+        peak_kb = int(line.split()[1])
+  peaks = {"peak_memory_mb": peak_kb / 1024}
   if later.tf.config.list_physical_devices("GPU"):
     memory = later.tf.config.experimental.get_memory_info("GPU:0")
     peaks["gpu_peak_memory_mb"] = memory["peak"] / 2**20
@@ -153,6 +150,20 @@ def report(
   time, except for about a millisecond an update.
   """
   kept = float(update["sums"]["examples"])
+  padded = None  # unknown for a dropped micro-batch
+  if not update["dropped_micro_batches"]:
+    tokens = float(update["sums"]["tokens"])
+    padded = padding(tokens, update["records"] * task.positions)
+  # An update that was skipped has no factors, nor has AdamW.
+  trust_ratios, ratios = {}, update["trust_ratios"]
+  if len(ratios) and not update["skipped"]:
+    smallest = task.ops.variables[int(ratios.argmin())]
+    trust_ratios = {
+      "trust_ratio_min": float(ratios.min()),
+      "trust_ratio_median": float(np.median(ratios)),
+      "trust_ratio_max": float(ratios.max()),
+      "trust_ratio_min_variable": smallest.op.name,
+    }
   return {
     "global_step": step,
     **task.summarize(update["sums"]),
@@ -162,28 +173,12 @@ def report(
     "skipped": bool(update["skipped"]),
     "skipped_updates": int(update["skipped_updates"]),
     "dropped_micro_batches": int(update["dropped_micro_batches"]),
-    **_trust_ratios(update, task.ops.variables),
+    **trust_ratios,
     "examples": task.plan.examples_before(step),
-    "padding": None
-    if update["dropped_micro_batches"]
-    else padding(
-      float(update["sums"]["tokens"]), update["records"] * task.positions
-    ),
+    "padding": padded,
     **clock.rates(task, peak_tflops),
     **clock.shares(),
     **peak_memory(),
-  }
-
-
-def _trust_ratios(update: dict, variables) -> dict:
-  ratios = update["trust_ratios"]
-  if update["skipped"] or not len(ratios):
-    return {}
-  return {
-    "trust_ratio_min": float(ratios.min()),
-    "trust_ratio_median": float(np.median(ratios)),
-    "trust_ratio_max": float(ratios.max()),
-    "trust_ratio_min_variable": variables[int(ratios.argmin())].op.name,
   }
 
 

@@ -145,7 +145,16 @@ def check_position(
   last = (before.training or {}).get("plan") or {}
   other = plan.other_batch(last, step, records_seen)
   if other:
-    keep = _keeping(config, plan, last, other.batch) if other.batch else ""
+    keep = ""
+    if other.batch:
+      # Flags that keep the run's updates. This command's flags may state
+      # another batch and other steps than the last one's.
+      names = {"divisor", "records_per_update"} & last.keys()
+      then = dataclasses.replace(plan, **{name: last[name] for name in names})
+      flags = " ".join(config.flags_for(then, other.batch))
+      if config.num_accumulation_steps:
+        flags += " and leave out --num_accumulation_steps"
+      keep = f"to resume it give {flags}; or "
     raise UserError(
       f"{folder}: {other.difference}: updates and the learning rate's schedule "
       f"count global batches, so a run keeps its own: {keep}{NEW_RUN}"
@@ -159,17 +168,6 @@ def check_position(
       f"{plan.updates:,} of this plan: give more {remedy}, or {NEW_RUN}"
     )
   return lines
-
-
-def _keeping(config, plan, last: dict, batch: int) -> str:
-  """The flags that keep a run's updates of `batch` records, as a remedy."""
-  # This command's flags may state another batch and steps than the last one's.
-  names = {"divisor", "records_per_update"} & last.keys()
-  then = dataclasses.replace(plan, **{name: last[name] for name in names})
-  flags = " ".join(config.flags_for(then, batch))
-  if config.num_accumulation_steps:
-    flags += " and leave out --num_accumulation_steps"
-  return f"to resume it give {flags}; or "
 
 
 def order_facts(order: record_order.Order) -> dict[str, int]:

@@ -123,6 +123,8 @@ class Sender:
   def __init__(self, folder: str, name: str, resumed: float = math.inf):
     """`resumed`: reports after this update are made, and sent, again."""
     self.name, self._folder = name, folder
+    self.run_ended = threading.Event()
+    self.trouble: str | None = None  # why the last try failed
     self._state_file = os.path.join(folder, f"{name}.json")
     self._id, self._sent = None, dict.fromkeys(_FILES, -1)
     if os.path.exists(self._state_file):
@@ -135,7 +137,7 @@ class Sender:
   def _write_state(self) -> None:
     json_files.write(self._state_file, {"id": self._id, "sent": self._sent})
 
-  def send(self) -> None:
+  def send(self, is_last: bool = False) -> None:
     """Sends what is new in the files; what fails is sent again next time."""
     if self._service is None:
       service = SERVICES[self.name](self._folder, self._id)
@@ -148,48 +150,35 @@ class Sender:
     sent = dict(self._sent)
     for tag, file in _FILES.items():
       for report in metrics.read_jsonl(os.path.join(self._folder, file)):
-        if report["global_step"] > self._sent[tag]:
-          self._send_report(tag, report)
+        step = report.pop("global_step")
+        if step <= self._sent[tag]:
+          continue
+        # Services take numbers only: names and what is not finite stay here.
+        numbers = {}
+        for key, value in report.items():
+          if isinstance(value, (int, float)) and math.isfinite(value):
+            numbers[f"{tag}/{key}"] = float(value)
+        self._service.send(step, numbers)
+        self._sent[tag] = step
     if self._sent != sent:
       self._write_state()
-
-  def _send_report(self, tag: str, report: dict) -> None:
-    step = report.pop("global_step")
-    numbers = {}
-    for key, value in report.items():
-      if isinstance(value, (int, float)) and math.isfinite(value):
-        numbers[f"{tag}/{key}"] = float(value)
-    self._service.send(step, numbers)
-    self._sent[tag] = step
-
-  def end(self) -> None:
-    if self._service is not None:
+    if is_last:
       self._service.end()
 
-
-class _Follower(threading.Thread):
-  """Sends until the run ends, and tries again what fails."""
-
-  def __init__(self, sender: Sender):
-    super().__init__(name=f"reports to {sender.name}", daemon=True)
-    self.sender = sender
-    self.run_ended = threading.Event()
-    self.trouble: str | None = None
-
-  def run(self) -> None:
+  def follow(self) -> None:
+    """Sends until the run ends, in a thread, and tries again what fails."""
     is_last = False
     while not is_last:
       is_last = self.run_ended.wait(_EVERY_SECONDS)
       before, self.trouble = self.trouble, None
       try:
-        self.sender.send()
-        if is_last:
-          self.sender.end()
+        self.send(is_last)
       except Exception as e:  # the services' own are of many types
         self.trouble = (str(e).splitlines() or [type(e).__name__])[0]
+        # The same trouble comes every few seconds: it is told once.
         if self.trouble != before:
           tell(
-            f"{self.sender.name} gets no reports now: {self.trouble}; training "
+            f"{self.name} gets no reports now: {self.trouble}; training "
             "continues"
           )
 
@@ -200,25 +189,29 @@ def reporting(names: tuple[str, ...], folder: str, step: int) -> Iterator[None]:
 
   At the end the services have `_END_SECONDS`, after an error 2 seconds.
   """
-  followers = []
+  senders = []
   for name in dict.fromkeys(names):
-    followers.append(_Follower(Sender(folder, name, step)))
-    followers[-1].start()
+    sender = Sender(folder, name, step)
+    # A daemon: a service that hangs must not keep the process.
+    thread = threading.Thread(
+      target=sender.follow, name=f"reports to {name}", daemon=True
+    )
+    thread.start()
+    senders.append((sender, thread))
   seconds = 2
   try:
     yield
     seconds = _END_SECONDS
   finally:
     until = time.monotonic() + seconds
-    for follower in followers:
-      follower.run_ended.set()
-    for follower in followers:
-      follower.join(max(0.0, until - time.monotonic()))
-      if follower.is_alive() or follower.trouble:
-        name = follower.sender.name
+    for sender, _ in senders:
+      sender.run_ended.set()
+    for sender, thread in senders:
+      thread.join(max(0.0, until - time.monotonic()))
+      if thread.is_alive() or sender.trouble:
         tell(
-          f"{name} lacks the last reports; to send them later: python -m "
-          f"training.services {shlex.quote(folder)} {name}"
+          f"{sender.name} lacks the last reports; to send them later: python "
+          f"-m training.services {shlex.quote(folder)} {sender.name}"
         )
 
 
@@ -227,9 +220,7 @@ def main(folder: str, name: str) -> None:
   if name not in SERVICES:
     raise UserError(f"{name} is not one of {', '.join(SERVICES)}")
   check_installed((name,))
-  sender = Sender(folder, name)
-  sender.send()
-  sender.end()
+  Sender(folder, name).send(is_last=True)
 
 
 if __name__ == "__main__":

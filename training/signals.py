@@ -21,7 +21,7 @@ _TICK = 0.5  # seconds
 class Stop(enum.StrEnum):
   """Why a training ends before its last update."""
 
-  ASKED = "stop"  # by signals
+  SIGNAL = "stop"
   WORLD_CHANGE = "change"  # ranks come or go
   NO_BETTER = "no better"  # evaluations
   TIME = "time"  # of --max_train_minutes
@@ -63,7 +63,7 @@ class StopSignals:
 class Votes(NamedTuple):
   """Sums over ranks in one micro-batch, as the floats of `StopVote.counts`."""
 
-  asked: float  # ranks with a signal
+  signaled: float  # ranks with a signal
   overdue: float  # ranks with one for GRACE_SECONDS
   changed: float  # ranks that know of hosts that came or went
   save: float  # ranks that find a checkpoint due
@@ -92,24 +92,24 @@ class StopVote:
   def feed(
     self, signals: StopSignals | None, save: bool = False, seconds: float = 0.0
   ) -> dict:
-    """This rank's part of `counts`; feed it whenever these are fetched.
-
-    Without a feed TensorFlow may take the sum for a constant: some ranks would
-    then wait for others that do not take part.
-    """
+    """This rank's part of `counts`; feed it whenever these are fetched."""
+    # Without a feed TensorFlow may take the sum for a constant: some ranks
+    # would then wait for others that do not take part.
     if signals is None:
       return {self._own: _NO_VOTES}
     overdue = signals.since() > self.GRACE_SECONDS
-    asked = signals.received is not None
+    signaled = signals.received is not None
     changed = self._comm.hosts_changed()
-    return {self._own: Votes(asked, overdue, changed, save, seconds)}
+    return {self._own: Votes(signaled, overdue, changed, save, seconds)}
 
   def verdict(self, counts) -> Stop | None:
     """What all ranks do: end, leave for another world, or continue."""
     votes = Votes(*counts)
-    everywhere = votes.asked == self._comm.size
-    if everywhere or (votes.asked and not self._comm.elastic):
-      return Stop.ASKED
+    # The other ranks of an elastic run continue in a world without those that
+    # have a signal: only if all have one does the run end.
+    is_everywhere = votes.signaled == self._comm.size
+    if is_everywhere or (votes.signaled and not self._comm.elastic):
+      return Stop.SIGNAL
     return Stop.WORLD_CHANGE if votes.overdue or votes.changed else None
 
 
@@ -117,9 +117,11 @@ class Budget:
   """The time that a run may train, --max_train_minutes, by rank 0's clock.
 
   It counts from the end of the first update of each start, which compiles, with
-  evaluations and saves. All ranks add up the same seconds, which the votes have
-  all-reduced.
+  evaluations and saves.
   """
+
+  # All ranks add up the same seconds, which the votes have all-reduced: so they
+  # all find it over after the same update.
 
   def __init__(self, minutes: float, first: float = 0.0, last: float = 1.0):
     """From share `first` of the time to `last`."""
@@ -164,7 +166,7 @@ class Watchdog(contextlib.AbstractContextManager):
   LONGEST = 20.0
 
   def __init__(self, comm):
-    """It is paused until `resume`, and always if there are no other ranks."""
+    # Paused until `resume`, and always if there are no other ranks.
     self._comm = comm
     self._waited = self._longest = 0.0
     self._watching = False

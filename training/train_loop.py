@@ -80,10 +80,6 @@ class Run:
   def task(self) -> Task | None:
     return self.job.task
 
-  @property
-  def evaluate(self) -> evaluation.Evaluator | None:
-    return self.job.evaluate
-
   def best_evaluation(self, step: int) -> int | None:
     """On rank 0 the update up to `step` with the best evaluation, if any."""
     if not self.comm.is_root:
@@ -120,6 +116,8 @@ def train(run: Run) -> dict:
   if budget and budget.is_over():
     stop = stop or Stop.TIME
   while step < plan.updates and not stop:
+    # Before the update that follows, so a resumed run makes up for what a stop
+    # between the save and the evaluation left out.
     if evaluations.are_due(step):
       stop = evaluations.make(step)
       if stop:
@@ -150,7 +148,7 @@ def train(run: Run) -> dict:
     **clock.closing(),
     "saves": len(stalls),
     "longest_save_stall_seconds": max(stalls, default=0.0),
-    "stopped": stop == Stop.ASKED,
+    "stopped": stop == Stop.SIGNAL,
     "stopped_early": stop == Stop.NO_BETTER,
     "out_of_time": stop == Stop.TIME,
     "global_step": saved,
@@ -161,21 +159,20 @@ def run_update(run: Run, number: int, save: bool = False) -> tuple:
   """Runs an update, unless the ranks stop while micro-batches add up.
 
   Returns what was fetched, or None if the ranks stop, and why they do. Of the
-  update's `seconds` it waited `input_seconds` for micro-batches. With `save`
-  rank 0 asks for a checkpoint; the request is all-reduced, so every rank gets
-  it with what was fetched.
+  update's `seconds` it waited `input_seconds` for micro-batches. `save`: rank
+  0's request for a checkpoint, which every rank gets with what was fetched.
   """
   task, budget = run.task, run.task.budget
   micro_batches = task.plan.micro_batches_of(number - 1)
-  began, waited, save_asked = time.monotonic(), 0.0, False
+  began, waited, is_save_due = time.monotonic(), 0.0, False
   run.profile.at(number)
   try:
     with run.profile.update(number):
       for micro_batch in range(1, micro_batches + 1):
         is_last = micro_batch == micro_batches
         lap = budget.lap() if budget and run.comm.is_root else 0.0
-        asked = time.monotonic()
-        fetched, counts, made = run.session.run(
+        called = time.monotonic()
+        fetched, counts, ready = run.session.run(
           [
             task.ops.fetches() if is_last else task.ops.accumulate,
             task.vote.counts,
@@ -183,9 +180,10 @@ def run_update(run: Run, number: int, save: bool = False) -> tuple:
           ],
           task.vote.feed(run.signals, save, lap),
         )
-        waited += max(0.0, made - asked)
+        # A batch that was ready before the call has cost no time.
+        waited += max(0.0, ready - called)
         votes = Votes(*counts)
-        save_asked = save_asked or votes.save > 0
+        is_save_due = is_save_due or votes.save > 0
         stop = task.vote.verdict(votes)
         if not is_last:
           run.watchdog.heartbeat()
@@ -201,7 +199,7 @@ def run_update(run: Run, number: int, save: bool = False) -> tuple:
     "records": task.plan.records_of(number - 1),
     "seconds": time.monotonic() - began,
     "input_seconds": waited,
-    "save": save_asked,
+    "save": is_save_due,
   }
   return {**fetched, **measured}, stop
 
@@ -240,15 +238,17 @@ class Saver:
     passed = time.monotonic() - self._saved
     return self._run.comm.is_root and minutes > 0 and passed >= 60 * minutes
 
-  def after_update(self, step: int, asked: bool = False) -> None:
-    """Saves or commits if due or `asked`, unless the update was bad."""
+  def after_update(self, step: int, is_due: bool = False) -> None:
+    """Saves or commits if due, by steps or `is_due`, unless it was bad."""
     run, config, saves = self._run, self._run.config, self._run.checkpointer
-    if asked or _due(step, config.save_checkpoints_steps):
+    if is_due or _due(step, config.save_checkpoints_steps):
       self._is_due = True
     if self._guard.bad:
       return
     with self._clock.timing("save"):
       is_last = step == run.task.plan.updates
+      # While the last save is still being written the next one waits for a
+      # later update. After the last update there is none.
       if is_last or (self._is_due and saves.is_ready()):
         saves.save(run.session, step)
         self._is_due, self._saved = False, time.monotonic()
@@ -285,27 +285,25 @@ class Evaluations:
     self._saver, self._first = saver, first
 
   def are_due(self, step: int) -> bool:
-    every = self._run.config.eval_every_steps
-    if not _due(step, every) or self._guard.bad:
+    run, is_missing = self._run, False
+    if not _due(step, run.config.eval_every_steps) or self._guard.bad:
       return False
-    return step > self._first or self._lacks_first()
-
-  def _lacks_first(self) -> bool:
-    """Whether update `first` was not evaluated yet."""
-    run, step, lacks = self._run, self._first, False
+    if step > self._first:
+      return True
     if not step:
       return run.config.evaluates_untrained
+    # Rank 0's files tell whether the update that a run resumes from lacks one.
     if run.comm.is_root:
-      folder, records = run.config.output_dir, run.evaluate.records
-      lacks = not metrics.was_evaluated(folder, step, records)
-    return run.comm.from_root(lacks)
+      folder, records = run.config.output_dir, run.job.evaluate.records
+      is_missing = not metrics.was_evaluated(folder, step, records)
+    return run.comm.from_root(is_missing)
 
   def make(self, step: int) -> Stop | None:
     """Evaluates, and keeps the best; returns why training ends, or None."""
     run = self._run
     try:
       with self._clock.timing("evaluation"):
-        run.evaluate(run.session, step, run.signals, run.watchdog)
+        run.job.evaluate(run.session, step, run.signals, run.watchdog)
     except Interrupted as interrupted:
       return interrupted.stop
     with self._clock.timing("save"):

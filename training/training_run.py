@@ -78,11 +78,10 @@ def check_elastic(config, tensor_parallel: int) -> None:
 
 
 def dropout_seed(config, plan, comm, micro) -> tf.Tensor:
-  """int [2] of (seed, rank, micro-batch), so a resumed run draws the same.
-
-  And of the micro-batches in an update: with fewer their numbers come again.
-  """
+  """int [2] of (seed, rank, micro-batch), so a resumed run draws the same."""
   rank = comm.data_parallel.rank
+  # A run that continues with fewer micro-batches in an update would meet their
+  # numbers again, so how many there are is a part of the seed.
   return _seed([config.seed, rank, plan.accumulation], micro.number)
 
 
@@ -176,11 +175,9 @@ def run(
       if not (training and training["stopped"]):
         if run.signals.received:  # since the last update, which is saved
           sys.exit(STOPPED_STATUS)
-        if _is_end(run, training):
-          end_on_signals()
-        results, lines = _conclude(run, step)
-      if run.evaluate:
-        run.evaluate.close()
+        results, lines = _conclude(run, training, step)
+      if run.job.evaluate:
+        run.job.evaluate.close()
       if comm.is_root:
         closing.finish(run, training, results, step, lines)
   return {"training": training, "evaluation": results}
@@ -201,12 +198,6 @@ def _plan_lines(job: train_loop.Job, config, comm) -> Iterator[str]:
     yield textwrap.fill(line, 80, subsequent_indent="  ")
 
 
-def _is_end(run: train_loop.Run, training: dict | None) -> bool:
-  """Whether no stage follows."""
-  is_last = not training or run.task.plan.stage.is_last
-  return is_last or training["stopped_early"]
-
-
 def _train(run: train_loop.Run, owns_signals: bool) -> dict:
   noting = run.signals if owns_signals else contextlib.nullcontext()
   with noting, run.profile:
@@ -221,12 +212,17 @@ def _train(run: train_loop.Run, owns_signals: bool) -> dict:
   return {**training, "profile": run.profile.folder}
 
 
-def _conclude(run: train_loop.Run, step: int) -> tuple:
+def _conclude(run: train_loop.Run, training: dict | None, step: int) -> tuple:
   """Returns the evaluation's results or None, and `Job.predict`'s lines."""
+  # If no stage follows, all that trains is saved: signals may end it at once.
+  is_last = not training or run.task.plan.stage.is_last
+  if is_last or training["stopped_early"]:
+    end_on_signals()
   session, watchdog, results = run.session, run.watchdog, None
-  if run.evaluate and (run.task or not run.config.ends_with_best):
+  evaluate = run.job.evaluate
+  if evaluate and (run.task or not run.config.ends_with_best):
     # Of other files, perhaps, an evaluation alone is not one of the training's.
-    results = run.evaluate(session, step, None, watchdog, log=bool(run.task))
+    results = evaluate(session, step, None, watchdog, log=bool(run.task))
   watchdog.pause()
   if run.config.ends_with_best:
     best = run.comm.from_root(run.best_saved(step))
@@ -234,8 +230,8 @@ def _conclude(run: train_loop.Run, step: int) -> tuple:
       run.checkpointer.restore.weights(session, best)
       say(run.comm, f"the best by evaluation is update {best:,}")
       step = best
-    if run.evaluate:  # does nothing if that was evaluated just now
-      results = run.evaluate(session, step, None, watchdog, log=False)
+    if evaluate:  # does nothing if that was evaluated just now
+      results = evaluate(session, step, None, watchdog, log=False)
   return results, run.job.predict(session, watchdog) if run.job.predict else []
 
 

@@ -110,13 +110,18 @@ def test_trust_ratios_are_reported(lamb_run):
   names = set(runs.metrics(folder, "trust_ratio_min_variable"))
   assert names <= runs.weights(folder).keys()
   named = types.SimpleNamespace
-  variables = [named(op=named(name=name)) for name in "abc"]
-  got = {"skipped": False, "trust_ratios": np.float32([0.25, 0.125, 1.0])}
-  assert reporting._trust_ratios(got, variables) == {
+  task, clock = pretraining_task(), reporting.Clock()
+  task.ops.variables = [named(op=named(name=name)) for name in "abc"]
+  ratios = {
     "trust_ratio_min": 0.125, "trust_ratio_median": 0.25,
     "trust_ratio_max": 1.0, "trust_ratio_min_variable": "b",
   }  # fmt: skip
-  assert reporting._trust_ratios({**got, "skipped": True}, variables) == {}
+  for skipped, want in ((False, ratios), (True, {})):
+    update = {**update_of(0.0), "skipped": skipped}
+    update["trust_ratios"] = np.float32([0.25, 0.125, 1.0])
+    clock.add(update, task)
+    report = reporting.report(1, update, task, clock)
+    assert {k: v for k, v in report.items() if "trust_ratio" in k} == want
 
 
 def test_tensorboard_has_every_number(lamb_run):
