@@ -27,7 +27,7 @@ def visible_gpus(what: str) -> list[str]:
 def network_line(
   sysfs: str = "/sys/class/infiniband", library: str = "libibverbs.so.1"
 ) -> str:
-  """By what NCCL reaches other hosts, as far as this host tells.
+  """How NCCL reaches other hosts, as far as this host tells.
 
   Without the `library` of InfiniBand and RoCE, or an adapter in `sysfs` with an
   active port, it takes TCP, and says so in its own log only (NCCL_DEBUG=INFO).

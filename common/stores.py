@@ -81,7 +81,7 @@ class OnDisk(NamedTuple):
 
 
 class InStore(NamedTuple):
-  """The same for a URL; UserError names it where the store fails."""
+  """A file, or a pattern of files, of a store; a UserError names its URL."""
 
   name: str
 

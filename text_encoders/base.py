@@ -163,7 +163,7 @@ class Encoder:
     return {"do_lower_case": self.do_lower_case}
 
   def huggingface_config(self) -> dict:
-    """What it says beside a tokenizer.json."""
+    """The content of tokenizer_config.json beside a tokenizer.json."""
     content: dict = {"do_lower_case": self.do_lower_case}
     for role, token in self.special.items():
       content[f"{role}_token"] = token

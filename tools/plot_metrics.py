@@ -144,21 +144,6 @@ def _draw_panel(axis, key: str, label: str, runs: Sequence[Run]) -> None:
   axis.grid(alpha=0.3)
 
 
-def _draw_legend(figure, runs: Sequence[Run]) -> None:
-  styles: dict[str, dict] = {}
-  for number, run in enumerate(runs):
-    styles[run.about] = {"color": f"C{number}"}
-  styles["evaluations"] = {"color": "grey", **_EVALUATION}
-  if any(run.entropy for run in runs):
-    name = "unigram entropy (frequencies alone)"
-    styles[name] = {"color": "grey", **_ENTROPY}
-  handles, names = [], []
-  for name, style in styles.items():
-    handles.append(plt.Line2D([], [], **style))
-    names.append(_drawable(name))
-  figure.legend(handles, names, loc="outside lower center")
-
-
 def _drawable(text: str) -> str:
   """Text without formulas, and without bytes that are no UTF-8."""
   return text.encode(errors="replace").decode().replace("$", r"\$")
@@ -182,7 +167,17 @@ def plot(run_dirs: Sequence[str], output: str, title: str = "") -> None:
     axis.set_xlabel("update")
     axis.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
     axis.tick_params(labelbottom=True)
-  _draw_legend(figure, runs)
+  # The legend names the runs by color, and what is drawn of each by style.
+  styles: dict[str, dict] = {}
+  for number, run in enumerate(runs):
+    styles[run.about] = {"color": f"C{number}"}
+  styles["evaluations"] = {"color": "grey", **_EVALUATION}
+  if any(run.entropy for run in runs):
+    name = "unigram entropy (frequencies alone)"
+    styles[name] = {"color": "grey", **_ENTROPY}
+  handles = [plt.Line2D([], [], **style) for style in styles.values()]
+  names = [_drawable(name) for name in styles]
+  figure.legend(handles, names, loc="outside lower center")
   figure.suptitle(_drawable(title))
   page = io.BytesIO() if output.endswith(".html") else None
   try:

@@ -41,7 +41,7 @@ _SETTINGS_FILE = "tasks.json"
 _MODEL_FOLDER = ".model"  # with the checkpoint of a run, which may remove it
 _SCRIPTS = tuple(BY_KIND[kind].script for kind in FINETUNED)
 _ANSWERS = ("f1", "exact", "exact_match")  # SQuAD's metrics, of 2.0 and of 1.1
-# What each run gets from here.
+# Flags that this command sets for each run.
 _OWN = ("do_train", "do_eval", "init_checkpoint", "output_dir", "seed")
 _OTHER_FOLDER = "another --output_dir"
 _what = in_group("What to do")
@@ -158,11 +158,12 @@ def keep(source: model_source.Source, folder: str) -> None:
 
 def run(task: dict, seed: int, ranks: int, folder: str, more: list) -> dict:
   """Fine-tunes and evaluates; {metric: percent}, the choosing one first."""
-  own = {"do_train": True, "do_eval": True, "seed": seed, "output_dir": folder}
   flags = {**task}
-  script = flags.pop("script")
-  command = next_steps.python(script, **flags)
-  command += [*more, *next_steps.flag_words(own)]
+  command = next_steps.python(flags.pop("script"), **flags) + more
+  # The last of equal flags counts, so these come after all others.
+  command += next_steps.flag_words(
+    {"do_train": True, "do_eval": True, "seed": seed, "output_dir": folder}
+  )
   os.makedirs(folder, exist_ok=True)
   end: collections.deque[str] = collections.deque(maxlen=5)
   log = os.path.join(folder, "log.txt")

@@ -37,7 +37,7 @@ from text_encoders.tokenizer_json import HuggingFaceEncoder
 _MAX_VOCAB_SIZE = 1 << 22  # for which the libraries allocate memory at once
 _MAX_ALPHABET = 6000  # characters of a WordPiece vocabulary: enough for Chinese
 _AT_ONCE = 10_000  # times that the library gets a word, in one string
-# Of a part of a line: SentencePiece's default, which leaves longer ones out.
+# A part of a line is no longer: SentencePiece, by default, leaves longer out.
 _MAX_PART_BYTES = 4192
 
 
