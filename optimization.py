@@ -358,7 +358,8 @@ def _blamed_variable(half_squares, nonfinite) -> tf.Tensor:
 
 
 def _to_host(**nested) -> dict:
-  """Scalars, which leave a GPU together: each copy waits for the device."""
+  """Scalars by name, as they are but in the host's memory."""
+  # They leave a GPU together: each copy waits for the device.
 
   def pack(*scalars):
     # float64 is exact for float32, and for counts below 2^53.

@@ -46,7 +46,6 @@ class PowerSGD(all_reduce.AllReduce):
   ranks nor the distribution of errors over them changes a result, and a
   checkpoint needs only the errors' sum. orth is Householder's QR, which has r
   columns also for a matrix of lower rank, so with r = m the gradient is exact.
-  (The paper omits orth(Q), but then a column that became zero would stay zero.)
 
   E_i and Q are the variables NAME/powersgd_error and NAME/powersgd_basis,
   without a loss scale; they change with `after_update`.
@@ -77,7 +76,9 @@ class PowerSGD(all_reduce.AllReduce):
         error, basis = self._state(variable)
         whole = gradient / self._scale + self._kept * error
         low[i] = whole, error, basis
-        gradient = tf.matmul(whole, tf.linalg.qr(basis)[0])  # P
+        # P. The paper multiplies by Q, not by orth(Q): then a column that
+        # became zero would stay zero.
+        gradient = tf.matmul(whole, tf.linalg.qr(basis)[0])
       sent.append(gradient)
     sums = list(self.comm.grouped_allreduce(sent, f"{name}/left"))
     right = []

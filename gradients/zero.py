@@ -66,6 +66,7 @@ class Shard:
   def sums(self, flat) -> tf.Tensor:
     """float [variables]: the sum of each one's elements in `flat`, [size]."""
     totals = [tf.reduce_sum(row) for row in tf.split(flat, self._lengths)[:-1]]
+    # A variable without an element in this shard gets 0.
     return tf.scatter_nd(
       self._owned[:, None],
       tf.stack(totals) if totals else tf.zeros([0]),

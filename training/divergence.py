@@ -47,6 +47,7 @@ class Guard:
   def check(self, step: int, update: dict) -> None:
     """Raises `DivergedError` on all ranks after `PATIENCE` bad in a row."""
     task = self._run.task
+    # While the loss scale can still fall the next update may be finite.
     failed = update["skipped"] or update["dropped_micro_batches"] > 0
     if not failed or update["loss_scale"] > self._floor:
       self._first, self.bad = {}, False

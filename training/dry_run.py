@@ -171,11 +171,10 @@ def find_largest(job: Job, measured: Measured) -> Measured:
 
 
 class PlannedRanks(distributed.Comm):
-  """Rank 0 of `size` that are not there: what others send has its shape.
+  """Rank 0 of `size` that are not there; `here` of them are on this host."""
 
-  A graph needs the memory and the time that it would have; `here` of the ranks
-  are on this host.
-  """
+  # What others would send has the shape of what this rank has: so a graph needs
+  # the memory and the time that it would have.
 
   def __init__(self, size: int, here: int = 1, tensor_parallel: int = 1):
     self.size, self.local_size = size, here

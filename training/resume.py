@@ -26,6 +26,7 @@ def start_or_resume(run) -> int:
   before = description.NOTHING
   if run.comm.is_root and (resumes or branches_from):
     before = run_start.origin_of(config)
+  # Before variables are read: those of another run may not even fit.
   check_run(config, task and task.plan, before)
   if resumes:
     say(run.comm, f"resumed {restore.resume(session)}")
