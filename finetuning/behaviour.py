@@ -162,10 +162,17 @@ class TextBehaviour(Behaviour):
   def encode(self, one: Input, context: Context) -> Encoded:
     """An input's tokens, cut to the longest that the model takes."""
     texts = [one.text] if one.pair is None else [one.text, one.pair]
-    parts = [self._ids(text, context.tokenizer) for text in texts]
-    ids, segments = encode_pair(
-      context.tokenizer, context.max_seq_length, *parts
-    )
+    tokenizer, parts = context.tokenizer, []
+    for text in texts:
+      # The tokenizer alone would split [MASK]. The space before a mask is its
+      # word's, as in Hugging Face's tokenizers.
+      first, *rest = _BEFORE_MASK.split(text) if self.sees_masks else [text]
+      pieces = tokenizer.encode_batch([first])
+      for piece in rest:
+        mask = np.array([tokenizer.mask_id], np.int32)
+        pieces += [mask, tokenizer.encode_rest(piece)]
+      parts.append(np.concatenate(pieces))
+    ids, segments = encode_pair(tokenizer, context.max_seq_length, *parts)
     # A model that never saw the second segment's embedding gets none of it.
     if not context.task.get("segment_ids", True):
       segments = np.zeros_like(segments)
@@ -174,16 +181,6 @@ class TextBehaviour(Behaviour):
     if cut:
       named["tokens_cut"] = cut
     return Encoded(named, ids, segments)
-
-  def _ids(self, text: str, tokenizer: Encoder) -> np.ndarray:
-    """int32 [tokens]; the tokenizer alone would split [MASK]."""
-    # The space before a mask is its word's, as in Hugging Face's tokenizers.
-    first, *rest = _BEFORE_MASK.split(text) if self.sees_masks else [text]
-    mask = np.array([tokenizer.mask_id], np.int32)
-    ids = tokenizer.encode_batch([first])
-    for part in rest:
-      ids += [mask, tokenizer.encode_rest(part)]
-    return np.concatenate(ids)
 
 
 def by_share(pairs) -> list[tuple]:

@@ -36,7 +36,12 @@ def finetune(task: FinetuningTask, comm, snapshot=None, signals=None) -> dict:
   if config.do_train:
     plan = task.training_set.plan(config, comm.size)
     say(comm, *packed.rounding(plan))
-    config = _with_evaluations(config, plan)
+    # --eval_every_epochs in updates.
+    epochs = config.eval_every_epochs if config.do_eval else 0
+    if epochs and not config.eval_every_steps:
+      updates = plan.updates / config.num_train_epochs
+      every = max(1, round(epochs * updates))
+      config = dataclasses.replace(config, eval_every_steps=every)
     sets.append(task.training_set)
   if config.do_eval:
     sets.append(task.evaluation_set)
@@ -49,15 +54,24 @@ def finetune(task: FinetuningTask, comm, snapshot=None, signals=None) -> dict:
     console.tell(*dict.fromkeys(source.line() for source in sets))
 
   def build():
-    train, begin = None, None
+    train, begin, predict = None, None, None
     if config.do_train:
       train = training(task, config, comm)
       begin = functools.partial(task_file.write, config, task.task_content)
+    evaluator = _evaluator(task, config, comm) if config.do_eval else None
+    if config.do_predict:
+      source = task.prediction_set
+      collect = _collector(task, source, config, comm, "prediction")
+
+      def predict(session, watchdog):
+        outputs = collect(session, None, watchdog)
+        return task.write_predictions(source, outputs) if comm.is_root else []
+
     return train_loop.Job(
       task.best_by,
       train,
-      _evaluator(task, config, comm) if config.do_eval else None,
-      _predictor(task, config, comm) if config.do_predict else None,
+      evaluator,
+      predict,
       begin,
       task.labels,
       next_steps.after(
@@ -76,16 +90,6 @@ def start(command, kind: type[FinetuningTask]) -> None:
   training_run.start(
     command, lambda config, *world: finetune(kind(config), *world)
   )
-
-
-def _with_evaluations(config: FinetuningConfig, plan) -> FinetuningConfig:
-  """Turns --eval_every_epochs into updates."""
-  epochs = config.eval_every_epochs if config.do_eval else 0
-  if config.eval_every_steps or not epochs:
-    return config
-  updates = plan.updates / config.num_train_epochs
-  every = max(1, round(epochs * updates))
-  return dataclasses.replace(config, eval_every_steps=every)
 
 
 def training(
@@ -171,17 +175,6 @@ def _evaluator(
 
   evaluated = source.fingerprint()
   return Evaluator(evaluation, headline, config.output_dir, evaluated, comm)
-
-
-def _predictor(task: FinetuningTask, config: FinetuningConfig, comm):
-  source = task.prediction_set
-  collect = _collector(task, source, config, comm, "prediction")
-
-  def predict(session, watchdog):
-    outputs = collect(session, None, watchdog)
-    return task.write_predictions(source, outputs) if comm.is_root else []
-
-  return predict
 
 
 def _collector(

@@ -81,9 +81,36 @@ class Ner(LabelledTask):
     return NerSource(path, sentences, np.array(rows), self.config)
 
   def head(self, batch, is_training, dropout_seed=None):
-    return token_head(
-      batch, self.outputs, self.config, is_training, dropout_seed
+    """`heads.HeadOutput` of the label of each token whose target is not SILENT.
+
+    `targets` are int32 [B, S]. The loss is the mean over an example's targets.
+    Their number is its weight, so the loss of an update is the mean over all
+    targets. Outputs "labels", float32 [B, S], the most likely ones.
+    """
+    from finetuning import heads  # these load TensorFlow
+    from model import layers
+
+    tf, settings = later.tf, (self.config, is_training, dropout_seed)
+    model = heads.encode(batch, *settings, with_pooler=False)
+    sequence = model.get_sequence_output()
+    matmul, bias = heads.trained_label_logits(
+      tasks.TOKENS, sequence, self.outputs, *settings
     )
+    targets = tf.reshape(batch.targets, [-1])
+    both = heads.losses_and_correct(
+      matmul, bias, tf.maximum(targets, 0), self.config
+    )
+    both *= tf.cast(targets > SILENT, tf.float32)
+    rows, length = layers.get_shape_list(batch.targets)
+    of_rows = tf.transpose(tf.reshape(both, [2, rows, length]), [1, 0, 2])
+    slots = layers.get_shape_list(batch.weights)[1]
+    # [B, S, E]: 1 for the example of a token; padding, 0, is of none.
+    owners = tf.one_hot(batch.input_mask - 1, slots)
+    means = tf.matmul(of_rows, owners) / tf.maximum(batch.weights, 1.0)[:, None]
+    best = tf.argmax(tf.cast(matmul, tf.float32) + bias, axis=-1)
+    best = tf.reshape(tf.cast(best, tf.float32), [rows, length])
+    losses, correct = tf.unstack(means, axis=1)
+    return heads.HeadOutput(losses, correct, {"labels": best})
 
   def _names(self, rows: np.ndarray) -> np.ndarray:
     """The labels of rows; a silent word's is O."""
@@ -120,43 +147,6 @@ class Ner(LabelledTask):
       **{field.name: getattr(self.config, field.name) for field in fields},
       "label_names": [*self.config.label_names],  # as JSON has it
     }
-
-
-def token_head(
-  batch,
-  labels: int,
-  config: FinetuningConfig,
-  is_training: bool,
-  dropout_seed=None,
-):
-  """`heads.HeadOutput` of the label of each token whose target is not SILENT.
-
-  `targets` are int32 [B, S]. The loss is the mean over an example's targets.
-  Their number is its weight, so the loss of an update is the mean over all
-  targets. Outputs "labels", float32 [B, S], the most likely ones.
-  """
-  from finetuning import heads  # these load TensorFlow
-  from model import layers
-
-  tf, settings = later.tf, (config, is_training, dropout_seed)
-  model = heads.encode(batch, *settings, with_pooler=False)
-  sequence = model.get_sequence_output()
-  matmul, bias = heads.trained_label_logits(
-    tasks.TOKENS, sequence, labels, *settings
-  )
-  targets = tf.reshape(batch.targets, [-1])
-  both = heads.losses_and_correct(matmul, bias, tf.maximum(targets, 0), config)
-  both *= tf.cast(targets > SILENT, tf.float32)
-  rows, length = layers.get_shape_list(batch.targets)
-  of_rows = tf.transpose(tf.reshape(both, [2, rows, length]), [1, 0, 2])
-  slots = layers.get_shape_list(batch.weights)[1]
-  # [B, S, E]: 1 for the example of a token; padding, 0, is of none.
-  owners = tf.one_hot(batch.input_mask - 1, slots)
-  means = tf.matmul(of_rows, owners) / tf.maximum(batch.weights, 1.0)[:, None]
-  best = tf.argmax(tf.cast(matmul, tf.float32) + bias, axis=-1)
-  best = tf.reshape(tf.cast(best, tf.float32), [rows, length])
-  losses, correct = tf.unstack(means, axis=1)
-  return heads.HeadOutput(losses, correct, {"labels": best})
 
 
 class NerSource(packed.PackedSource):

@@ -86,20 +86,17 @@ class PackedSource:
     nothing, rng = [0] * len(examples), np.random.default_rng(0)
     rows = packing.pack(lengths.tolist(), nothing, limits, rng)
     self.slots = max(map(len, rows))
-    self._fill(rows, lengths, target_dtype)
-
-  def _fill(self, rows, lengths, target_dtype) -> None:
-    shape, slots = (len(rows), self.tokens), (len(rows), self.slots)
-    positions = np.zeros([3, len(self.examples)], np.int64)
-    ids, mask, segments = np.zeros([3, *shape], np.int32)
+    slots = (len(rows), self.slots)
+    positions = np.zeros([3, len(examples)], np.int64)
+    ids, mask, segments = np.zeros([3, len(rows), self.tokens], np.int32)
     weights = np.zeros(slots, np.float32)
-    targets = np.zeros((*slots, len(self.examples[0].targets)), target_dtype)
+    targets = np.zeros((*slots, len(examples[0].targets)), target_dtype)
     for r, members in enumerate(rows):
       # Token positions of an example are those of its row from `start` on; the
       # mask numbers the row's examples from 1.
       start = 0
       for e, number in enumerate(members):
-        example, end = self.examples[number], start + lengths[number]
+        example, end = examples[number], start + lengths[number]
         ids[r, start:end] = example.ids
         segments[r, start:end] = example.segments
         mask[r, start:end] = e + 1

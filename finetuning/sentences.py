@@ -97,7 +97,7 @@ def _of_columns(content: bytes, settings, labelled: bool) -> Iterator[Sentence]:
   word, label = settings.word_column, settings.label_column
   least = max(word, label or 2) if labelled else word
   rows: list[tuple] = []
-  for line, fields in _numbered([*map(_fields, lines)], least):
+  for line, fields in _numbered(lines, least):
     if not fields and rows:
       numbers, words, labels = map(list, zip(*rows, strict=True))
       yield Sentence(numbers[0], words, labels if labelled else [])
@@ -106,14 +106,21 @@ def _of_columns(content: bytes, settings, labelled: bool) -> Iterator[Sentence]:
       rows.append((line, fields[word - 1], fields[(label or 0) - 1]))
 
 
-def _numbered(rows: list[list], least: int) -> Iterator[tuple[int, list]]:
+def _numbered(lines: list[str], least: int) -> Iterator[tuple[int, list]]:
   """(line, fields), none between two sentences; all have as many, or `least`.
 
   A comment begins with #, as a word may, and has another number of fields.
   """
-  marks = (_DOCUMENT, "#")
-  widths = (len(row) for row in rows if row and not row[0].startswith(marks))
-  width = next(widths, 0)
+  rows, width = [], 0
+  for line in lines:
+    line = line.removesuffix("\r") if line.strip() else ""
+    fields = line.split("\t")
+    if len(fields) == 1:
+      fields = [*filter(None, line.split(" "))]
+    # The first line of words says how many columns there are.
+    if not width and fields and not fields[0].startswith((_DOCUMENT, "#")):
+      width = len(fields)
+    rows.append(fields)
   for number, fields in enumerate(rows, 1):
     if not fields or fields[0] == _DOCUMENT:
       yield number, []
@@ -125,8 +132,3 @@ def _numbered(rows: list[list], least: int) -> Iterator[tuple[int, list]]:
         f"{max(width, least)}: correct it, or see --word_column and "
         "--label_column"
       )
-
-
-def _fields(line: str) -> list[str]:
-  line = line.removesuffix("\r") if line.strip() else ""
-  return line.split("\t") if "\t" in line else [*filter(None, line.split(" "))]

@@ -1,7 +1,6 @@
 """Answers as spans of a paragraph: SQuAD 1.1 and 2.0."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -184,7 +183,16 @@ class SquadSource(packed.PackedSource):
     self._windows, answers = spans.encode_questions(
       config.tokenizer(), self.questions, config
     )
-    self._lost = _lost(path, self.questions, answers) if answered else []
+    self._lost: list[int] = []  # numbers of questions without their answer
+    with_answers = [n for n, q in enumerate(self.questions) if q.answers]
+    if answered:
+      self._lost = [n for n in with_answers if answers[n] is None]
+    # A few are normal in published files; if all are, offsets count otherwise.
+    if self._lost and self._lost == with_answers:
+      raise DataError(
+        f"{path}: none of the {len(with_answers):,} answers is found in its "
+        f"paragraph; the first: {_shown(self.questions[with_answers[0]])}"
+      )
     lost = set(self._lost)
     # Training on them would teach that such questions have no answer.
     if self._skips:
@@ -224,19 +232,6 @@ class SquadSource(packed.PackedSource):
       self.questions, self._windows, scores, self._config
     )
     return {q.id: a for q, a in zip(self.questions, answers, strict=True)}
-
-
-def _lost(path: str, questions: Sequence[Question], answers) -> list[int]:
-  """Numbers of questions whose answers are not found; an error if all are."""
-  answered = [n for n, question in enumerate(questions) if question.answers]
-  lost = [n for n in answered if answers[n] is None]
-  # A few are normal in published files; if all are, offsets count otherwise.
-  if lost and lost == answered:
-    raise DataError(
-      f"{path}: none of the {len(lost):,} answers is found in its paragraph; "
-      f"the first: {_shown(questions[lost[0]])}"
-    )
-  return lost
 
 
 def _shown(question: Question) -> str:

@@ -4,7 +4,7 @@ This is google/bert's sliding window. `spans` cuts paragraphs beside questions
 with it, `words` cuts sentences.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -50,17 +50,8 @@ def parts_of(
   while starts[-1] + room < count:
     starts.append(starts[-1] + min(stride, room))
   parts = [(start, min(start + room, count)) for start in starts]
-  best = _best_part(parts, count)
-  for number, (start, stop) in enumerate(parts):
-    yield start, stop, best[start:stop] == number
-
-
-def _best_part(parts: Sequence[tuple[int, int]], count: int) -> np.ndarray:
-  """int [count]: the number of the part with the most context for each token.
-
-  Context is the smaller number of tokens on its sides, plus 1% of the part's
-  length (google/bert). The first of equal parts wins.
-  """
+  # Context is the smaller number of tokens on a token's sides, plus 1% of the
+  # part's length (google/bert). The first of equal parts wins.
   best, scores = np.zeros(count, np.int32), np.full(count, -1.0)
   for number, (start, stop) in enumerate(parts):
     inside = np.arange(stop - start)
@@ -68,4 +59,5 @@ def _best_part(parts: Sequence[tuple[int, int]], count: int) -> np.ndarray:
     better = context > scores[start:stop]
     best[start:stop][better] = number
     scores[start:stop][better] = context[better]
-  return best
+  for number, (start, stop) in enumerate(parts):
+    yield start, stop, best[start:stop] == number

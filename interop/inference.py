@@ -181,26 +181,21 @@ def export(model: Model, source: Source, folder: str) -> float:
   Its assets.extra has config, vocabulary and task.json for predict.py. Returns
   the largest difference between outputs of the model and of its export.
   """
-  source.tokenizer()  # an error if it is missing or does not fit
+  tokenizer = source.tokenizer()  # an error if it is missing or does not fit
   with new_folder(folder) as aside:
-    _write(model, source, aside)
+    with model.session.graph.as_default():
+      builder = tf.saved_model.builder.SavedModelBuilder(aside)
+      builder.add_meta_graph_and_variables(
+        model.session, _TAGS, model.signatures, strip_default_attrs=True
+      )
+      builder.save()
+    extra = os.path.join(aside, EXTRA_FOLDER)
+    os.makedirs(extra)
+    config = os.path.join(extra, CONFIG_FILE)
+    files.write(config, source.bert.to_json_string().encode())
+    task = {**source.known_task, "exported_from": os.path.basename(source.path)}
+    run_folder.write_task(extra, task, tokenizer)
     return _largest_difference(model, aside, source.bert)
-
-
-def _write(model: Model, source: Source, folder: str) -> None:
-  with model.session.graph.as_default():
-    builder = tf.saved_model.builder.SavedModelBuilder(folder)
-    builder.add_meta_graph_and_variables(
-      model.session, _TAGS, model.signatures, strip_default_attrs=True
-    )
-    builder.save()
-  extra = os.path.join(folder, EXTRA_FOLDER)
-  os.makedirs(extra)
-  config = os.path.join(extra, CONFIG_FILE)
-  files.write(config, source.bert.to_json_string().encode())
-  name = os.path.basename(source.path)
-  task = {**source.known_task, "exported_from": name}
-  run_folder.write_task(extra, task, source.tokenizer())
 
 
 _MOST_DIFFERENT = 1e-4  # more than another order of additions in a matmul does
@@ -220,11 +215,13 @@ def _largest_difference(model: Model, folder: str, bert: BertConfig) -> float:
     tasks.POSITIONS: np.zeros([2, 1], np.int32),
   }
   with contextlib.closing(open_export(folder)) as written:
-    difference = max(
-      float(np.abs(value - written.run(name, arrays)[output]).max())
-      for name in model.names()
-      for output, value in model.run(name, arrays).items()
-    )
+    differences = []
+    for name in model.names():
+      outputs = written.run(name, arrays)
+      for output, value in model.run(name, arrays).items():
+        differences.append(float(np.abs(value - outputs[output]).max()))
+  # NumPy's maximum, unlike Python's, is NaN if one of them is.
+  difference = float(np.max(differences))
   if not difference <= _MOST_DIFFERENT:
     raise UserError(
       f"the export's answers differ from the checkpoint's by {difference:g}: "

@@ -48,8 +48,25 @@ def read(patterns: str, sample: int | None = None) -> list[Pair]:
     before = len(pairs)
     with input_files.open_input(path) as f:
       for number, line in enumerate(text_files.utf8_lines(f, path), 1):
-        if line.strip():
-          pairs.append(_pair(line, path, number))
+        if not line.strip():
+          continue
+        where = f"{path}: line {number}"
+        try:
+          values = json_files.parse(line, _FORM)
+        except ValueError as e:
+          raise DataError(f"{where}: not a minimal pair: {e}") from e
+        # Without a UID a file is a paradigm. BLiMP spells one field in two
+        # ways.
+        pairs.append(
+          Pair(
+            values["sentence_good"].strip(),
+            values["sentence_bad"].strip(),
+            where,
+            values.get("UID", os.path.splitext(path)[0]),
+            values.get("field", _UNNAMED).replace("/", "_"),
+            values.get("linguistics_term", _UNNAMED),
+          )
+        )
     if len(pairs) == before:
       raise DataError(f"{path}: there is no pair in it")
   if sample is None:
@@ -72,24 +89,6 @@ def by_paradigm(pairs: Sequence[Pair]) -> dict[str, list[int]]:
   for number, pair in enumerate(pairs):
     numbers[pair.paradigm].append(number)
   return dict(sorted(numbers.items()))
-
-
-def _pair(line: str, path: str, number: int) -> Pair:
-  """The pair of a line; without a UID its file is its paradigm."""
-  where = f"{path}: line {number}"
-  try:
-    values = json_files.parse(line, _FORM)
-  except ValueError as e:
-    raise DataError(f"{where}: not a minimal pair: {e}") from e
-  return Pair(
-    good=values["sentence_good"].strip(),
-    bad=values["sentence_bad"].strip(),
-    where=where,
-    paradigm=values.get("UID", os.path.splitext(path)[0]),
-    # BLiMP spells one field in two ways.
-    field=values.get("field", _UNNAMED).replace("/", "_"),
-    term=values.get("linguistics_term", _UNNAMED),
-  )
 
 
 # Results ----------------------------------------------------------------------

@@ -64,10 +64,22 @@ class Predictor:
   def predict(self, inputs: Sequence[Input]) -> list[Prediction]:
     """Predictions in order; `UserError` for an input that does not fit."""
     # Inputs of one head share its runs of the graph, then go to their places.
-    groups = collections.defaultdict(list)
+    groups, names = collections.defaultdict(list), self._model.names()
     for number, one in enumerate(inputs):
-      self._note_other_masks(one)
-      groups[self._behaviour(one)].append(number)
+      text = f"{one.text} {one.pair or ''}"
+      other = _OTHER_MASKS.search(text)
+      if other and MASKED_LM in names and not self._embedding:
+        tell(
+          f"{one.text[:60]!r}: {other[0]} is read as text: for a word to find "
+          f"write {MASK}"
+        )
+      # A text with a mask is for the masked LM head, whatever else it is.
+      name = ENCODER
+      if MASK in text:
+        name = MASKED_LM
+      elif one.pair and NEXT_SENTENCE in names:
+        name = NEXT_SENTENCE
+      groups[self._only or BEHAVIOURS[name]].append(number)
     predictions: dict[int, Prediction] = {}
     for behaviour, numbers in groups.items():
 
@@ -80,24 +92,6 @@ class Predictor:
         predictions[number] = Prediction(answer, behaviour.lines(answer))
     return [prediction for _, prediction in sorted(predictions.items())]
 
-  def _behaviour(self, one: Input) -> Behaviour:
-    if self._only:
-      return self._only
-    if MASK in one.text + (one.pair or ""):
-      return BEHAVIOURS[MASKED_LM]
-    is_pair = one.pair and NEXT_SENTENCE in self._model.names()
-    return BEHAVIOURS[NEXT_SENTENCE if is_pair else ENCODER]
-
-  def _note_other_masks(self, one: Input) -> None:
-    if self._embedding or MASKED_LM not in self._model.names():
-      return
-    other = _OTHER_MASKS.search(f"{one.text} {one.pair or ''}")
-    if other:
-      tell(
-        f"{one.text[:60]!r}: {other[0]} is read as text: for a word to find "
-        f"write {MASK}"
-      )
-
   def _run(self, behaviour: Behaviour, examples: Sequence) -> Iterator[dict]:
     """Implements `behaviour.Run`."""
     for start in range(0, len(examples), _BATCH):
@@ -106,15 +100,12 @@ class Predictor:
       masks = [np.ones_like(row) for row in ids]
       rows = dict(zip(INPUTS, (ids, masks, segments), strict=True))
       rows |= behaviour.arrays(ids, self._context)
-      arrays = {name: _padded(values) for name, values in rows.items()}
+      arrays = {}
+      for name, values in rows.items():
+        padded = np.zeros([len(ids), max(map(len, values))], np.int32)
+        for target, row in zip(padded, values, strict=True):
+          target[: len(row)] = row
+        arrays[name] = padded
       outputs = self._model.run(behaviour.signature, arrays)
       for row in range(len(ids)):
         yield {name: value[row] for name, value in outputs.items()}
-
-
-def _padded(rows: Sequence[np.ndarray]) -> np.ndarray:
-  """int32 [rows, length of the longest], padded with 0."""
-  padded = np.zeros([len(rows), max(map(len, rows))], np.int32)
-  for row, values in zip(padded, rows, strict=True):
-    row[: len(values)] = values
-  return padded

@@ -135,18 +135,15 @@ class Scorer:
     log_probs = []
     for start in range(0, len(copies), at_once):
       part = slice(start, start + at_once)
-      log_probs.append(self._run(copies[part], positions[part], labels[part]))
+      ids = copies[part]
+      arrays = {
+        "input_ids": ids,
+        "input_mask": np.ones_like(ids),
+        "segment_ids": np.zeros_like(ids),
+        tasks.POSITIONS: positions[part],
+      }
+      feed = {self._labels: labels[part]}
+      for name, info in self._signature.inputs.items():
+        feed[info.name] = arrays[name]
+      log_probs.append(self._session.run(self._of_labels, feed))
     return np.concatenate(log_probs).reshape(m, n).sum(1, dtype=np.float64)
-
-  def _run(self, ids, positions, labels) -> np.ndarray:
-    """float32 [b, 1]: log-probabilities of labels at positions, [b, 1] each."""
-    arrays = {
-      "input_ids": ids,
-      "input_mask": np.ones_like(ids),
-      "segment_ids": np.zeros_like(ids),
-      tasks.POSITIONS: positions,
-    }
-    feed = {self._labels: labels}
-    for name, info in self._signature.inputs.items():
-      feed[info.name] = arrays[name]
-    return self._session.run(self._of_labels, feed)
