@@ -116,15 +116,12 @@ def _removed(document: bytes, reason: str, other: bytes = b"") -> bytes:
 
 class _ReadTask(NamedTuple):
   pieces: list[text_files.Piece]
-  output: str  # begins the names of the files
+  done_file: str
   rules: Rules
 
-  @property
-  def done_file(self) -> str:
-    return f"{self.output}.json"
-
   def chunk_file(self, number: int) -> str:
-    return _Chunk(f"{self.output}-{number:04d}").done_file
+    stem = self.done_file.removesuffix(".json")
+    return _Chunk(f"{stem}-{number:04d}").done_file
 
 
 def _read_pieces(task: _ReadTask, scratch: str) -> None:
@@ -244,13 +241,9 @@ def _recurring(files: tuple[str, ...]) -> np.ndarray:
 class _SignTask(NamedTuple):
   source: _Chunk
   first: int  # number of its first document
-  signed: _Chunk
+  done_file: str  # of the signed chunk
   recurring: tuple[str, ...]  # files of `_find_recurring`
   rules: Rules
-
-  @property
-  def done_file(self) -> str:
-    return self.signed.done_file
 
 
 def _sign_chunk(task: _SignTask, scratch: str) -> None:
@@ -372,11 +365,11 @@ class _Corpus:
 
   def texts(self) -> Iterator[tuple[int, bytes]]:
     """(key, sentences on lines) of each document, or piece of a cut one."""
-    keys = map(int, self._keys[self._stays])
+    keys = self._keys[self._stays]
     texts = itertools.compress(self._items("text"), self._stays)
     for key, text in zip(keys, texts, strict=True):
       if not self.is_cut:
-        yield key, text
+        yield int(key), text
         continue
       sentences = text.split(b"\n")
       for begin in range(0, len(sentences), PIECE_SENTENCES):
@@ -411,7 +404,7 @@ def clean(
   """(folder with the files of the corpus, their summary)."""
   folder, read_tasks = work.folder("read"), []
   for number, group in enumerate(_groups(pieces)):
-    read_tasks.append(_ReadTask(group, f"{folder}/{number:06d}", rules))
+    read_tasks.append(_ReadTask(group, f"{folder}/{number:06d}.json", rules))
   # Reading: pieces to chunks of documents, without what filters remove.
   phase = Pieces(_read_pieces, read_tasks, work)
   phase.finish("reading")
@@ -455,13 +448,15 @@ def _sign(
       tasks.append(_LinesTask(sources, path, part, parts, most))
     phase = Phase(_find_recurring, tasks, work)
     recurring = phase.finish("lines that recur")
-  folder, first, sign_tasks = work.folder("signed"), 0, []
+  folder, first, signed, sign_tasks = work.folder("signed"), 0, [], []
   for source in sources:
-    signed = _Chunk(os.path.join(folder, os.path.basename(source.path)))
-    sign_tasks.append(_SignTask(source, first, signed, tuple(recurring), rules))
+    chunk = _Chunk(os.path.join(folder, os.path.basename(source.path)))
+    files = chunk.done_file, tuple(recurring)
+    sign_tasks.append(_SignTask(source, first, *files, rules))
+    signed.append(chunk)
     first += source.counts()["documents"]
   Phase(_sign_chunk, sign_tasks, work).finish("splitting")
-  return [task.signed for task in sign_tasks]
+  return signed
 
 
 def _write(

@@ -150,8 +150,10 @@ def _signs_per_word(document: _Document, signs: Sequence[str]) -> float:
 
 
 def _short_lines(document: _Document, characters: int = 30) -> float:
-  is_short = lambda line, limit: len(line) <= limit
-  return _line_share(document, is_short, characters)
+  count = 0
+  for line in document.lines:
+    count += len(line) <= characters
+  return count / max(1, len(document.lines))
 
 
 def _repeated(
@@ -161,7 +163,7 @@ def _repeated(
   texts = getattr(document, part)
   once = set(texts)
   if in_characters:
-    repeated = sum(map(len, texts)) - sum(map(len, once))
+    repeated = len("".join(texts)) - len("".join(once))
     return repeated / max(1, len(document.text))
   return (len(texts) - len(once)) / max(1, len(texts))
 
@@ -438,7 +440,7 @@ class Filters:
     try:
       lines = json_files.parse(content.decode(), {"filters": [dict]})["filters"]
       for line in lines:
-        # The words decide what stays, so they take the place of their file.
+        # The words decide what stays, so they replace the name of their file.
         if line.get("filter") == "listed_words" and "file" in line:
           json_files.expect(line, {"file": str})
           words = line.pop("file")

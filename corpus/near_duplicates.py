@@ -108,23 +108,20 @@ def _words(texts: Sequence[bytes]) -> Ragged:
     is_begin[3:] |= is_east_asian[:-3] & is_letter[3:]
     begins = np.flatnonzero(is_begin)
     firsts.append(begins + begin)
-    hashes.append(_word_hashes(block, begins))
+    # A word's hash is a polynomial modulo 2^64 whose coefficients are its
+    # bytes: the difference of two prefix sums, because bytes between words are
+    # 0. It is divided by the power at the word's offset.
+    log_count = len(block).bit_length()
+    terms = block * _powers(_BYTE_BASE, log_count)[: len(block)]
+    sums = np.cumsum(terms)
+    before = sums[begins] - terms[begins]
+    differences = np.diff(before, append=sums[-1:])
+    inverses = _powers(_BYTE_INVERSE, log_count)[begins]
+    hashes.append(_mixed(differences * inverses))
     begin = end
   text_begins = _offsets(np.array([len(text) + 1 for text in texts], np.int64))
   offsets = np.searchsorted(np.concatenate(firsts), text_begins)
   return Ragged(np.concatenate(hashes), offsets)
-
-
-def _word_hashes(block: np.ndarray, firsts: np.ndarray) -> np.ndarray:
-  """Polynomials modulo 2^64, whose coefficients are a word's bytes."""
-  # The difference of two prefix sums, because bytes between words are 0. It is
-  # divided by the power at the word's offset.
-  log_count = len(block).bit_length()
-  terms = block * _powers(_BYTE_BASE, log_count)[: len(block)]
-  sums = np.cumsum(terms)
-  before = sums[firsts] - terms[firsts]
-  differences = np.diff(before, append=sums[-1:])
-  return _mixed(differences * _powers(_BYTE_INVERSE, log_count)[firsts])
 
 
 def ngram_hashes(texts: Sequence[bytes], size: int) -> Ragged:

@@ -56,15 +56,14 @@ def _joint(line: str, size: int, following: str) -> str | None:
 
   `size`: characters of the paragraph so far.
   """
-  is_chinese = has_chinese
-  between = "" if is_chinese(following[0]) else " "
+  between = "" if has_chinese(following[0]) else " "
   if line.endswith(_UNFINISHED):
     return between
   ends_in_a_word = unicodedata.category(line[-1])[0] in "LN"
   if not ends_in_a_word:
     return None
-  if is_chinese(line[-1]):
-    return "" if is_chinese(following[0]) and size >= _HEADLINE else None
+  if has_chinese(line[-1]):
+    return "" if has_chinese(following[0]) and size >= _HEADLINE else None
   return " " if following[0].islower() else None
 
 
@@ -73,7 +72,7 @@ def split_sentences(text: str, language: str = "en") -> list[str]:
 
   An ISO 639-1 code without rules falls back to a related language or English.
   """
-  # Imported here: only prose needs it.
+  # Imported here, because only prose needs it.
   import sentencex
 
   sentences = sentencex.segment(language, " ".join(text.split()))

@@ -286,9 +286,10 @@ def _raw_lines(f: BinaryIO, piece: Piece) -> Iterator[tuple[int, bytes]]:
       if not length:
         # The last character may be incomplete: it starts in the last four
         # bytes, at one that is no continuation (0b10xxxxxx).
-        tail = range(len(line) - 1, max(0, len(line) - 5), -1)
-        starts = (index for index in tail if line[index] & 0xC0 != 0x80)
-        length = next(starts, len(line))
+        length = len(line)
+        for index in range(max(1, len(line) - 4), len(line)):
+          if line[index] & 0xC0 != 0x80:
+            length = index
       line, rest = line[:length], line[length:]
     yield position, line
     position += len(line)

@@ -151,9 +151,15 @@ class Watch:
       # Opening a file asks the server of a network's folder for its time.
       with open(os.path.join(self._folder, name)) as f:
         beat = os.fstat(f.fileno()).st_mtime_ns
+        # The owner holds the lock of its file until its process ends.
         if f.read() == _MACHINE:
-          with contextlib.suppress(OSError):  # there are no locks
-            is_locked = _is_locked(f.fileno())
+          try:
+            fcntl.flock(f, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            is_locked = False
+          except BlockingIOError:
+            is_locked = True
+          except OSError:
+            pass  # this file system has no locks, so only beats count
     except FileNotFoundError:
       return False
     last, since, changed = self._seen.get(name, (beat, self._looks, False))
@@ -164,15 +170,6 @@ class Watch:
       return False
     # One look at a file of another machine shows no change, so no life.
     return changed or None if is_locked is None else is_locked
-
-
-def _is_locked(file: int) -> bool:
-  """Whether another process holds a file's lock; OSError without locks."""
-  try:
-    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-  except BlockingIOError:
-    return True
-  return False
 
 
 @contextlib.contextmanager
