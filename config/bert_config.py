@@ -114,13 +114,13 @@ class BertConfig:
 
   # What follows is of later encoders; each key goes with all others.
 
-  # "rotary": queries and keys are turned by an angle for each position
+  # "rotary": queries and keys are rotated by an angle for each position
   # (https://arxiv.org/abs/2104.09864), and there are no embeddings of it.
   position_type: str = _later("absolute", _one_of("absolute", "rotary"))
   # Rows of that table before the first token's.
   position_offset: int = _later(0, _COUNT)
   # The longest wavelength of rotary positions is 2 pi times it, in layers that
-  # attend to all tokens, and in those that attend to nearby ones.
+  # attend to all tokens, and in those of local attention.
   global_rope_theta: float = _later(10000.0, _POSITIVE)
   local_rope_theta: float = _later(10000.0, _POSITIVE)
   # Layers 0, n, 2 n, ... attend to all tokens, the others to those at most
@@ -262,7 +262,7 @@ class BertConfig:
     )
 
   def is_local(self, layer: int) -> bool:
-    """Whether layer number `layer`, from 0, attends to nearby tokens only."""
+    """Whether layer number `layer`, from 0, has local attention."""
     return layer % self.global_attn_every_n_layers > 0
 
   def meaning(self) -> dict[str, Any]:

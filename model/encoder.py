@@ -74,6 +74,7 @@ def embedding_lookup(
   )
   flat_ids = tf.reshape(input_ids, [-1])
   rows = table.shape[0]
+  # A slice has zeros for the ids of others, and the group's sum is the lookup.
   if slices.size > 1:
     flat_ids -= slices.bounds(vocab_size)[0]
   if use_one_hot_embeddings:

@@ -131,6 +131,7 @@ def _parted(
   weights: Sequence[Weight], tensor: np.ndarray
 ) -> Iterator[tuple[str, np.ndarray]]:
   """Our weights of Hugging Face's tensor, by name."""
+  # Theirs may join several of ours along its rows, which are our columns.
   rows = []
   for weight in weights:
     rows.append(weight.shape[1] if weight.is_kernel else weight.shape[0])

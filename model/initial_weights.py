@@ -10,7 +10,7 @@ alike. With `informed` it knows that:
   them at the full rate, until all embeddings point the same way
   (https://arxiv.org/abs/2502.08441).
 - Word embeddings are factors of how often words and their neighbours stand
-  together, so that words with like neighbours are near each other
+  together, so that words with like neighbours are close together
   (https://aclanthology.org/P15-1124/).
 - Position embeddings are sinusoids, so that one rotation moves all of them by
   the same number of tokens (https://arxiv.org/abs/1706.03762, section 3.5).

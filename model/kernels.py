@@ -120,7 +120,7 @@ def row_numbers(shape, part=None) -> tuple:
   large = not isinstance(total, int) or total > 2**31
   row = tf.range(math.prod(leading), dtype=tf.int64 if large else tf.int32)
   if part:
-    inner = math.prod(leading[2:])  # rows of a place along axis 1
+    inner = math.prod(leading[2:])  # rows of an index along axis 1
     row += row // (shape[1] * inner) * ((part[1] - shape[1]) * inner)
     row += part[0] * inner
   high = 0
@@ -130,11 +130,6 @@ def row_numbers(shape, part=None) -> tuple:
     high = tf.cast(row // rows_of_word, tf.uint32)[:, tf.newaxis]
     row %= rows_of_word
   return tf.cast(row * width, tf.uint32)[:, tf.newaxis], high
-
-
-def keep_threshold(keep_prob: float) -> int:
-  """`keep_mask`'s bound, 32 bits."""
-  return min(round(keep_prob * 2**32), 2**32 - 1)
 
 
 def keep_mask(shape, keep_prob: float, seed, part=None):
@@ -163,8 +158,9 @@ def keep_mask(shape, keep_prob: float, seed, part=None):
   x = tf.bitwise.bitwise_xor(number, key[0])
   x = _mix(_mix(x, 0x7FEB352D, 15), 0x846CA68B, 16) + key[1]
   x = _mix(_mix(x, 0x9E3779B1, 15), 0x846CA68B, 16)
-  threshold = tf.constant(keep_threshold(keep_prob), tf.uint32)
-  return tf.reshape(x < threshold, shape)
+  # A bound of 2^32 would not fit into 32 bits.
+  threshold = min(round(keep_prob * 2**32), 2**32 - 1)
+  return tf.reshape(x < tf.constant(threshold, tf.uint32), shape)
 
 
 def _drop(x, keep_prob, seed, part=None):
@@ -346,6 +342,7 @@ def split_heads(product, bias, *, parts, shape):
 
 
 def _split_heads(product, bias=None, *, parts, shape):
+  # [B * length, parts * N * D] -> [parts, B, N, length, D]
   (batch, length, heads), width = shape, product.shape.as_list()[-1]
   biased = tf.reshape(
     _biased(product, bias, product.dtype),

@@ -250,15 +250,20 @@ def layer_norm(
   )
 
 
-def recomputed(function, *tensors):
-  """function(*tensors), a tensor or list, computed again in the backward pass.
+def recomputed(function, *arguments):
+  """function(*arguments), a tensor or list, computed again in the gradient.
 
-  Only `tensors`, of which some may be None, stay in memory. They and variables
-  have gradients, other tensors in the function's closure have none. As
-  tf.recompute_grad, for functions that make variables by tf.get_variable.
+  Only tensors of `arguments`, which may be None, stay in memory. They and
+  variables have gradients, other tensors in the function's closure have none.
+  As tf.recompute_grad, for functions that use tf.get_variable.
   """
   scope, used = tf.get_variable_scope(), []
-  function, tensors = _of_tensors(function, tensors)
+  # A gradient takes tensors only, so what is None is left out and put back.
+  tensors = [a for a in arguments if a is not None]
+
+  def of_tensors(*present):
+    rest = iter(present)
+    return function(*[a if a is None else next(rest) for a in arguments])
 
   def record(getter, *args, **kwargs):
     used.append(getter(*args, **kwargs))
@@ -267,7 +272,7 @@ def recomputed(function, *tensors):
   # The gradient must name every variable that the function reads, so those
   # that it asks for are written down.
   with tf.variable_scope(scope, custom_getter=record):
-    results = function(*tensors)
+    results = of_tensors(*tensors)
   single = isinstance(results, tf.Tensor)
   results = [results] if single else list(results)
   values = [tf.convert_to_tensor(variable) for variable in used]
@@ -278,7 +283,7 @@ def recomputed(function, *tensors):
     with tf.control_dependencies(d_results):
       again = [tf.identity(tensor) for tensor in tensors]
       with tf.variable_scope(scope, reuse=True, auxiliary_name_scope=False):
-        recomputed_results = function(*again)
+        recomputed_results = of_tensors(*again)
     gradients = tf.gradients(
       recomputed_results, [*again, *used], grad_ys=list(d_results)
     )
@@ -312,16 +317,6 @@ class LayerConfig:
     if name not in self.recompute:
       return function
     return functools.partial(recomputed, function)
-
-
-def _of_tensors(function, arguments) -> tuple:
-  """`function` of those `arguments` that are not None, and they."""
-
-  def of_tensors(*tensors):
-    left = iter(tensors)
-    return function(*[a if a is None else next(left) for a in arguments])
-
-  return of_tensors, [a for a in arguments if a is not None]
 
 
 def layer_norm_and_dropout(input_tensor, dropout_prob, name=None, seed=None):

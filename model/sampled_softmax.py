@@ -38,7 +38,7 @@ def sample(bias, sampling: Sampling) -> tuple:
   and u_c = `sampling.uniform`, those with the highest q_c / u_c are taken; with
   t the highest of those that are not, a class stands for max(1, t / q_c).
   """
-  # The bias is near the log of a class's frequency.
+  # The bias is close to the log of a class's frequency.
   log_q = 0.5 * tf.stop_gradient(tf.convert_to_tensor(bias))
   priority = log_q - tf.math.log(sampling.uniform)
   highest, classes = tf.math.top_k(priority, sampling.number + 1)

@@ -86,6 +86,7 @@ def features_of_first(paths: list[str], vocab_size: int) -> dict[str, Feature]:
 def features_of_record(data: bytes, vocab_size: int) -> dict[str, Feature]:
   """The features of a data set with this record; DataError if it is damaged."""
   values = decode_example(data)
+  # What is missing has size 0; the check of the record names it.
   return record_features(
     len(values.get("input_ids", ())),
     len(values.get("masked_lm_ids", ())),
@@ -257,6 +258,7 @@ class Manifest:
     """Reads a manifest; DataError if it is damaged or of another version."""
     raw = json_files.read(path)
     try:
+      # First each field by itself, then what must hold between them.
       json_files.expect(raw, _FORM)
       raw["tokenizer"] = TokenizerInfo(**raw["tokenizer"])
       raw["files"] = tuple(tfrecord.ShardInfo(**f) for f in raw["files"])
@@ -275,6 +277,7 @@ class Manifest:
       if type(count) not in (int, float) or not 0 <= count < _COUNT.stop:
         raise ValueError(f"counts.{name} is {count!r}, not a count")
     records, vocab_size = self.num_records, self.tokenizer.vocab_size
+    # Only packed records need the count of examples, see `packing_factor`.
     average = self.counts.get("examples", 0) / max(1, records)
     is_packed = self.examples_per_record > 1
     fits = {
@@ -336,6 +339,7 @@ def digest(
   record_paths: Sequence[str], manifests: dict[str, tuple[str, Manifest]]
 ) -> str | None:
   """Digest of the SHA-256 that manifests list; None if one has no manifest."""
+  # The files' order counts, because it numbers their records.
   total = hashlib.sha256()
   for path in record_paths:
     if path not in manifests:

@@ -40,6 +40,7 @@ class RecordFiles:
 
   def real_tokens(self) -> float | None:
     """Mean real tokens of a record; None if a file has no manifest."""
+    # A manifest has its data set's mean, which counts for each file of it.
     tokens, records = 0.0, 0
     for path, (_, manifest) in self.manifests.items():
       count = manifest.shards[os.path.basename(path)].records

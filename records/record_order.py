@@ -89,7 +89,7 @@ class Order:
     whole_blocks = self.count // self.block
     whole, key = blocks < whole_blocks, (self.seed, epoch, _OF_BLOCKS)
     blocks[whole] = permute(blocks[whole], whole_blocks, *key)
-    # Each epoch numbers the records from another one on.
+    # Each epoch numbers the records from another one on, so blocks differ.
     first = permute(np.zeros(1, np.int64), self.count, self.seed, epoch)
     return (first + blocks * self.block + offsets) % self.count
 
@@ -153,6 +153,7 @@ class ReadAhead:
     self._done = 0  # reads were requested up to this stream position
 
   def __call__(self, position: int, size: int) -> None:
+    # From the window in use to the end of the next one.
     start = self._order.window_start(position)
     stop = position + size + self._order.window
     if not start <= self._done <= stop:  # a run begins at this position

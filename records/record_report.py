@@ -105,8 +105,7 @@ def find_encoder(
 ) -> Encoder | None:
   """The encoder of `files`, else of `find_vocabulary`'s file; or None.
 
-  `files` are flag -> file. DataError if the file contradicts
-  `info`.
+  `files` are flag -> file. DataError if the file contradicts `info`.
   """
   if info and not files:
     path = find_vocabulary(info, folder)
@@ -146,8 +145,8 @@ def examples(
 ) -> Iterator[str]:
   """The examples of record files as text, up to the first error in each file.
 
-  `settings` draws masks, always the same; without `encoder` ids are shown.
-  Examples are `pairs` of segments, or sequences.
+  `settings` draws masks; without `encoder` ids are shown. Examples are `pairs`
+  of segments, or sequences.
   """
   for path in paths:
     shard = os.path.basename(path)
@@ -155,6 +154,7 @@ def examples(
       files = tfrecord.RecordSet([path])
       for number in range(len(files)):
         record = read_record(files, number, features)
+        # Drawn by fixed keys, so a record looks the same each time.
         if settings:
           batch = {name: values[None] for name, values in record.items()}
           keys = masking.record_keys(0, 0, np.array([number]))
@@ -282,6 +282,7 @@ def survey(
   total: Counter = Counter()
   done = 0.0
   title = "verifying" if verify else "sampling"
+  # A sample is so small that starting processes would take longer.
   with (
     console.Progress(title, sum(megabytes), "MB") as bar,
     Pool(count if verify else 1) as pool,

@@ -190,6 +190,7 @@ def verify_file(path: str, info: ShardInfo | None = None) -> None:
   """Raises `DataError` if a checksum, index or line of manifest is wrong."""
   file = _RecordFile(path, use_index=False)
   count = len(file.offsets) - 1
+  # Reading a record checks its checksums.
   for number in range(count):
     file.read(number)
   if info:
@@ -213,12 +214,13 @@ class RecordSet:
   """All records of some files, in the order given, read by number.
 
   The ranks of a host share indexes, 8 bytes a record, in memory, but not scans.
-  All files stay open. DataError if a file is empty, damaged in its
-  framing, or does not fit its index.
+  DataError if a file is empty, damaged in its framing, or unlike its index.
   """
 
   def __init__(self, paths: Sequence[str]):
     self.paths = list(paths)
+    # All files stay open: opening one for each record would cost more than
+    # reading it, so the process may need a higher limit.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2 * len(paths) + _OTHER_FILES  # with their memory-mapped indexes
     if resource.RLIM_INFINITY != soft < wanted:
