@@ -172,6 +172,7 @@ def losses(sums: dict) -> dict:
     loss = reporting.ratio(sums[f"{head}_loss"], sums[weight])
     accuracy = reporting.ratio(sums[f"{head}_correct"], sums[weight])
     results |= {f"{head}_loss": loss, f"{head}_accuracy": accuracy}
+    # google/bert's loss: the sum of the heads'.
     if loss is not None:
       results["loss"] = loss + (results["loss"] or 0.0)
   return results
@@ -196,6 +197,7 @@ def evaluator(config: PretrainingConfig, comm) -> Evaluator:
     run_start.check_vocabulary(config, source.describe())
   else:
     training = record_files.find(config.input_file)
+    # Of all stages: held-out text must be in none of them.
     trained = [*training.paths]
     for item in config.stages or ():
       with contextlib.suppress(DataError):  # an ended stage's may be gone
@@ -242,6 +244,8 @@ def pretrain(
   begun = run_start.stage(config, comm, snapshot)
   staged = plans.of_stages(config, begun, comm, comm.data_parallel.size)
   say(comm, *staged.lines())
+  # Each stage builds a graph of its own, and resumes from the checkpoint that
+  # the one before has left.
   while True:
     stage = staged.start(begun)
     result = pretrain_stage(stage.config, stage, comm, snapshot, signals)

@@ -229,6 +229,7 @@ class Restore:
     Returns what it is on rank 0.
     """
     session.run(self._initializer)
+    # What is in memory is newer than any checkpoint, or the run would go back.
     name, values, committed = None, None, self.committed()
     if self._comm.is_root and committed:
       name = f"what update {committed.step:,} left in memory"

@@ -31,6 +31,7 @@ def _newest_start(config, snapshot) -> list[int] | None:
   """What the newest state says of its stage, or None for a new run."""
   if snapshot and snapshot.values is not None:
     return [int(n) for n in snapshot.values[_STATE]]
+  # A checkpoint says where its stage began; run.json, what stages were before.
   newest = CheckpointFiles(config.output_dir, keep=1).newest_whole()
   if not newest:
     return None

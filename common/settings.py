@@ -25,6 +25,7 @@ from common.errors import UserError, check_words, run_main
 
 _MOST = (1 << 31) - 1  # of an integer with a lower limit only
 _LARGEST_FLOAT = 3.4e38  # float32's, about
+# Type of a field -> what --help calls its value, and how absl defines the flag.
 _KINDS = {
   bool: ("", flags.DEFINE_bool),
   int: ("integer", flags.DEFINE_integer),
@@ -95,6 +96,7 @@ class Setting:
       wrong = set(value if self.kind is tuple else [value]) - {*self.choices}
       which = f"{min(wrong)} is " if wrong and self.kind is tuple else ""
       return f"{which}not one of {', '.join(self.choices)}" if wrong else ""
+    # So written, NaN is refused as well.
     if self.kind is float and not abs(value) <= _LARGEST_FLOAT:
       return "must be finite, in float32"
     if (
@@ -182,6 +184,7 @@ def settings_of(kind: Any) -> Iterator[Setting]:
 def check(settings) -> None:
   """Raises `UserError` for a value that its field or another one forbids."""
   for field, one in _declared(type(settings)):
+    # A dataclass inside has checked itself, and `read` its text.
     value = getattr(settings, field.name)
     if one is None or one.read or value is None:
       continue
@@ -200,6 +203,8 @@ def define_flags(kind: type, values: flags.FlagValues = flags.FLAGS) -> None:
       default = None
     elif one.kind is tuple:
       default = list(default)
+    # absl checks types alone: `check` has limits, also for values of files. The
+    # script's name makes these the flags that --help shows.
     define: Callable = _KINDS[one.kind][1]
     where = {"flag_values": values, "module_name": sys.argv[0]}
     define(name, default, help=one.help, **where)
@@ -250,6 +255,7 @@ def from_flags(
     if one is None:
       fields[field.name] = from_flags(field.type, values, defaults, named)
       continue
+    # What `named` has counts most, then the command, then `defaults`.
     flag = values[one.flag or one.name]
     if named and flag.name in named:
       fields[field.name] = named[flag.name]
@@ -275,23 +281,18 @@ def _grouped(settings: Iterable[Setting]) -> Iterator[tuple[str, list]]:
   return filter(lambda group: group[1], groups.items())
 
 
-def _setting_of(flag: flags.Flag) -> Setting:
-  """A flag's `Setting`, made here for a flag that absl defined."""
-  return getattr(flag, "setting", None) or Setting(
-    name=flag.name,
-    kind=bool if flag.boolean else str,
-    default=flag.default,
-    help=flag.help or "",
-  )
-
-
 def _show_help(_) -> None:
   signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # ends as `| head` does
-  own = flags.FLAGS.get_key_flags_for_module(sys.argv[0])
+  shown = []
+  for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0]):
+    # A flag that a script defined with absl has no `Setting`.
+    kind = bool if flag.boolean else str
+    plain = dict(kind=kind, default=flag.default, help=flag.help or "")
+    shown.append(getattr(flag, "setting", Setting(name=flag.name, **plain)))
   print((sys.modules["__main__"].__doc__ or "").strip())
   margin = " " * 6
   wrap = textwrap.TextWrapper(79, margin, margin, break_on_hyphens=False)
-  for group, entries in _grouped(map(_setting_of, own)):
+  for group, entries in _grouped(shown):
     print(f"\n{group}:")
     for title, value, meaning in entries:
       print(f"\n  {title}" + (f"  ({value})" if value else ""))

@@ -171,6 +171,7 @@ class TrainingPlan:
         f"{self.micro_batch} records of {self.packing_factor:.2f} examples = "
         f"global batch {self.examples(records)} in {records} records"
       )
+    # A global batch that does not divide leaves rows without a record.
     if self.empty_rows:
       batch += f" and {counted(self.empty_rows, 'empty row')}"
     total = f"{self.updates:,} updates ({self.warmup_updates:,} of warm-up)"

@@ -134,7 +134,8 @@ def find(model: str, flags: Given = NOTHING_GIVEN) -> Source:
   """
   located = locate(model)
   if not (os.path.isdir(located.path) or checkpoint_files.hold(located.path)):
-    # The run that wrote it has removed it meanwhile: choose again.
+    # The run that wrote it has removed it meanwhile: choose again. Once
+    # held, it can be read even then.
     located = locate(model)
   return parts_of(located, flags)
 
@@ -251,6 +252,7 @@ def read_config(name: str | None, about: Description, model: str) -> BertConfig:
     return config
   if is_preset(name):
     config.vocab_size = about.bert.vocab_size
+  # Keys of training alone may differ, such as dropout.
   differ = about.bert.differences(config)
   if differ:
     raise UserError(

@@ -77,22 +77,21 @@ import sys
 sys.path.append({os.path.dirname(runs.__file__)!r})
 import runs
 from checkpoints import checkpoint_files
-from interop import model_source
 
-locate = model_source.locate
+hold = checkpoint_files.hold
 chosen = os.path.abspath(__file__) + ".chosen"
 
-def locate_late(folder):
+def hold_late(prefix):
   while os.environ["HOROVOD_RANK"] == "1" and not os.path.exists(chosen):
     time.sleep(0.1)
-  choice = locate(folder)
+  is_there, folder = hold(prefix), os.path.dirname(prefix)
   files = checkpoint_files.CheckpointFiles(folder, keep=1)
   files.write(30, runs.weights(folder))
   files.wait()
   open(chosen, "w").close()
-  return choice
+  return is_there
 
-model_source.locate = locate_late
+checkpoint_files.hold = hold_late
 """
 
 

@@ -71,7 +71,7 @@ def test_a_dry_run_plans_for_ranks_that_are_not_there(
   for words in (
     f"64 ranks x {accumulation} micro-batches",
     "7,500 updates (150 of warm-up)",
-    "fits; with 10% left free, the largest is --train_batch_size=",
+    "fits; with 10% left free, the largest is about --train_batch_size=",
     " s an update, ",
   ):
     assert words in said
