@@ -193,16 +193,28 @@ def test_every_module_says_what_it_is():
     assert ast.get_docstring(tree(name)), name
 
 
-# Size -------------------------------------------------------------------------
+# Size and style ---------------------------------------------------------------
 
-# Lines of the product, blank ones and docstrings too. What adds lines takes
-# others away; raise this only by what was agreed to for a feature.
-CEILING = 30_800
+# Lines of the product, blank ones and docstrings too (2026-11-28). What adds
+# lines takes others away; raise this only by what was agreed to for a feature,
+# never to what is counted. 27,800 is the aim, which the code has not reached.
+CEILING = 30_700
 # Of these lines, those that only refuse something.
-GUARD_SHARE = 0.0656
+GUARD_SHARE = 0.063
+# Lines that are comments: reasons, which no name can give.
+COMMENT_SHARE = 0.04
+# For each 1,000 lines: comprehensions, lambdas and their kind, which are
+# puzzles where there are more.
+DENSE_IDIOMS = 20
 LONGEST_FUNCTION = 60
-# These are longer, and no other may be.
-LONGER: set[str] = set()
+# Words that are no name of a thing, or that the field has another one for
+# (positions, indices, rotate, local).
+NO_NAMES = {
+  "place", "places", "turn", "turns", "near", "told", "said", "asked",
+  "theirs", "ours", "alike", "found", "made", "given",
+}  # fmt: skip
+# A docstring says what a thing is, not what it belongs to.
+NO_OPENINGS = ("Of ", "Those ", "That of ", "Whom ", "What is ", "For who ")
 
 
 def lines_of(node):
@@ -224,30 +236,87 @@ def guarded_lines(module):
   return set().union(*(lines_of(n) for n in ast.walk(module) if is_guard(n)))
 
 
+IDIOMS = (
+  ast.GeneratorExp, ast.ListComp, ast.DictComp, ast.SetComp, ast.Lambda,
+  ast.NamedExpr,
+)  # fmt: skip
+
+
+def is_dense(node):
+  """Whether a node puts a loop or a name into an expression."""
+  if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+    return node.func.id in ("map", "filter")
+  return isinstance(node, IDIOMS)
+
+
+def name_of(node):
+  """What a node defines: a function, a class, an argument or a variable."""
+  if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+    return node.name
+  if isinstance(node, ast.arg):
+    return node.arg
+  is_set = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+  return node.id if is_set else ""
+
+
 @functools.cache
-def sizes():
-  """(lines, lines of guards, {file:function: its lines}) of the product."""
-  lines, guards, functions = 0, 0, {}
-  for name in product_files():
-    size, module = parsed(ROOT / name)
-    lines += size
-    guards += len(guarded_lines(module))
-    for node in ast.walk(module):
-      if isinstance(node, ast.FunctionDef):
-        functions[f"{name}:{node.name}"] = len(lines_of(node))
-  return lines, guards, functions
+def nodes():
+  """[(file, node of its syntax tree)] of the product."""
+  return [
+    (name, node)
+    for name in product_files()
+    for node in ast.walk(parsed(ROOT / name)[1])
+  ]
+
+
+@functools.cache
+def lines():
+  """The number of lines of the product."""
+  return sum(parsed(ROOT / name)[0] for name in product_files())
 
 
 def test_the_product_stays_under_its_ceiling():
-  lines, guards, _ = sizes()
-  assert lines <= CEILING
-  assert guards <= GUARD_SHARE * lines
+  assert lines() <= CEILING
+
+
+def test_little_of_it_only_refuses():
+  guards = sum(
+    len(guarded_lines(parsed(ROOT / name)[1])) for name in product_files()
+  )
+  assert guards <= GUARD_SHARE * lines()
+
+
+def test_comments_give_reasons():
+  comments = 0
+  for name in product_files():
+    text = (ROOT / name).read_text(encoding="utf-8")
+    comments += len(re.findall(r"^\s*#", text, re.M))
+  assert comments >= COMMENT_SHARE * lines()
 
 
 def test_functions_fit_on_a_screen():
-  _, _, functions = sizes()
-  long = {n for n, size in functions.items() if size > LONGEST_FUNCTION}
-  assert long <= LONGER
+  for file, node in nodes():
+    if isinstance(node, ast.FunctionDef):
+      assert len(lines_of(node)) <= LONGEST_FUNCTION, f"{file}:{node.name}"
+
+
+def test_expressions_are_plain():
+  dense = sum(is_dense(node) for _, node in nodes())
+  assert dense <= DENSE_IDIOMS / 1000 * lines()
+
+
+def test_names_are_nouns_of_the_field():
+  for file, node in nodes():
+    name = name_of(node).replace("near_duplicates", "duplicates")
+    assert not NO_NAMES & set(name.split("_")), (file, name)
+
+
+def test_docstrings_say_what_a_thing_is():
+  kinds = ast.FunctionDef, ast.ClassDef, ast.Module
+  for file, node in nodes():
+    if isinstance(node, kinds):
+      text = ast.get_docstring(node) or ""
+      assert not text.startswith(NO_OPENINGS), (file, text)
 
 
 def test_guards_are_counted():
