@@ -535,7 +535,7 @@ def test_case_and_vocabulary_of_flags_and_folders(
   words.mkdir()
   shutil.copy(letters, words / "vocab.txt")
   given = model_source.Given(vocab_file=str(words / "vocab.txt"))
-  for place, flags in ((folder, {}), (words, {"given": given})):
+  for place, flags in ((folder, {}), (words, {"flags": given})):
     said = place / "tokenizer_config.json"
     said.write_text('{"do_lower_case": false}')
     found = model_source.find(str(folder), **flags)
