@@ -2,7 +2,6 @@
 
 import functools
 import json
-import shutil
 
 import numpy as np
 import samples
@@ -129,14 +128,6 @@ def maker(name, folder, vocab_file):
     files["eval_file"] = files["predict_file"]
   config = samples.write_config(folder / "config.json")
   return functools.partial(task, config, vocab_file, **files)
-
-
-def copy_run(folder, output_dir):
-  """A run folder elsewhere, as if the run had been there."""
-  shutil.copytree(folder, output_dir)
-  newest = output_dir / "checkpoint"  # names its folder
-  text = newest.read_text().replace(str(folder), str(output_dir))
-  newest.write_text(text)
 
 
 def command_line(config_class, **given):

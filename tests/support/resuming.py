@@ -13,6 +13,8 @@ import runs
 
 from common.tensorflow_v1 import tf
 
+WHOLE = "whole"  # the folder of the run without a stop
+
 
 def killed_after(update, **changes):
   """Ends without a word after `update`, perhaps with other settings."""
@@ -45,13 +47,21 @@ def ended_at(update, **changes):
 
 
 def lost_after(update):
-  """Ends well, then loses the checkpoints of later updates."""
+  """Ended well, as the `compare`d run did, then lost later checkpoints."""
 
   def train(tiny_run, folder, settings, comm):
-    runs.pretrain(tiny_run, folder, comm, **settings)
-    forget_after(folder, update)
+    del tiny_run, settings, comm
+    go_back(folder.parent / WHOLE, folder, update)
 
   return train
+
+
+def go_back(whole, folder, update):
+  """Makes `folder` of a complete run as if later checkpoints had been lost."""
+  runs.copy_run(whole, folder)
+  for path in folder.glob("model.ckpt-*"):
+    if int(path.name.partition("-")[2].partition(".")[0]) > update:
+      path.unlink()
 
 
 def run_with_signal(number, vote, tiny_run, folder, comm=None, **settings):
@@ -71,13 +81,6 @@ def run_with_signal(number, vote, tiny_run, folder, comm=None, **settings):
     return runs.pretrain(tiny_run, folder, comm, **settings)
 
 
-def forget_after(folder, update):
-  """Removes the checkpoints of all updates after this one."""
-  for path in folder.glob("model.ckpt-*"):
-    if int(path.name.partition("-")[2].partition(".")[0]) > update:
-      path.unlink()
-
-
 def compare(
   tiny_run, tmp_path, ways, last=None, comm=None, keys=("loss",), **settings
 ):
@@ -87,7 +90,7 @@ def compare(
   start that ends the run has the other settings `last`, if any: then they are
   equal but for rounding. Returns both folders.
   """
-  whole, parts = tmp_path / "whole", tmp_path / "parts"
+  whole, parts = tmp_path / WHOLE, tmp_path / "parts"
   runs.pretrain(tiny_run, whole, comm, **settings)
   for way in ways:
     way(tiny_run, parts, settings, comm)

@@ -156,9 +156,14 @@ def trained(tiny_run, output_dir, **settings):
     if not kept.exists():
       pretrain(tiny_run, f"{kept}.made", **copy.deepcopy(settings))
       os.rename(f"{kept}.made", kept)
-  shutil.copytree(kept, output_dir, dirs_exist_ok=True)
+  copy_run(kept, output_dir, made_in=f"{kept}.made")
+
+
+def copy_run(folder, output_dir, made_in=None):
+  """A run folder elsewhere, as if the run had been there."""
+  shutil.copytree(folder, output_dir, dirs_exist_ok=True)
   newest = pathlib.Path(output_dir) / "checkpoint"  # names its folder
-  text = newest.read_text().replace(f"{kept}.made", str(output_dir))
+  text = newest.read_text().replace(str(made_in or folder), str(output_dir))
   newest.write_text(text)
 
 

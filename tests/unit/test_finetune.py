@@ -65,7 +65,7 @@ def trained(tmp_path_factory, letters):
       place = tmp_path_factory.mktemp(name)
       kept[name] = place / "out"
       run(finetuning_runs.maker(name, place, letters)(kept[name], **TRAINED))
-    finetuning_runs.copy_run(kept[name], folder)
+    runs.copy_run(kept[name], folder)
     return folder
 
   return copy
@@ -525,7 +525,7 @@ def test_resumed_equals_never_stopped(tmp_path, request, trained, name):
   make = request.getfixturevalue(name)
   whole, part = tmp_path / "whole", tmp_path / "part"
   trained(name, whole)
-  finetuning_runs.copy_run(whole, part)
+  runs.copy_run(whole, part)
   for path in glob.glob(f"{part}/model.ckpt-*"):
     if ".ckpt-10." not in path:
       os.remove(path)

@@ -59,23 +59,28 @@ def tmp_path(request, session_folder):
 
 
 @pytest.fixture(scope="session")
-def plain_run(session_folder, at_root):
-  """Config without dropout and 2 x 60 records; and one rank's run of them."""
-  tiny = str(session_folder / "plain.json"), f"{session_folder}/plain-*"
+def plain(session_folder, at_root):
+  """Config of one layer without dropout, and 2 x 60 records."""
 
   def make():
     for i in range(2):
       write_records(session_folder / f"plain-{i}.tfrecord", 60, seed=i)
-    write_config(session_folder / "plain.json", **NO_DROPOUT)
-    runs.pretrain(tiny, session_folder / "plain", num_train_steps=6)
+    config = session_folder / "plain.json"
+    write_config(config, num_hidden_layers=1, **NO_DROPOUT)
 
   at_root(make)
-  return tiny, session_folder / "plain"
+  return f"{session_folder}/plain.json", f"{session_folder}/plain-*"
+
+
+@pytest.fixture(scope="session")
+def whole_sizes(plain, session_folder):
+  """What a rank alone holds: `runs.graph_sizes` of its training."""
+  return runs.graph_sizes(plain, session_folder)
 
 
 @pytest.fixture(scope="session")
 def packed_run(session_folder, at_root):
-  """As plain_run, of packed records; and the global batch in examples."""
+  """Config, packed records; one rank's run of them, the batch in examples."""
   tiny = f"{session_folder}/packed.json", f"{session_folder}/packed/data-*"
   one = session_folder / "packed_one"
 

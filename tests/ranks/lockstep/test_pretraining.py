@@ -1,11 +1,11 @@
 """Two ranks train as one rank does, and decide together."""
 
-import contextlib
 import threading
 import time
 
 import numpy as np
 import pytest
+import resuming
 import runs
 from samples import write_packed
 
@@ -35,8 +35,8 @@ def pretrain(tiny, folder, comm, **changes):
 @pytest.mark.parametrize(
   "micro_batch, changes",
   [
-    (6, dict(xla="step", allreduce=AllreduceConfig(allreduce_groups=0))),
-    pytest.param(12, dict(xla="layers"), marks=pytest.mark.slow),
+    (6, dict(xla="layers", allreduce=AllreduceConfig(allreduce_groups=0))),
+    pytest.param(12, dict(xla="step"), marks=pytest.mark.slow),
   ],
   ids=["accumulated", "grouped"],
 )
@@ -60,40 +60,41 @@ def test_ranks_and_micro_batches_equal_one_big_batch(
 
 
 @pytest.mark.slow
-def test_gradients_sent_as_float16_train_as_well(comm, plain_run, tmp_path):
+def test_gradients_sent_as_float16_train_as_well(
+  comm, at_root, plain, tmp_path
+):
   """Moments differ by the rounding to 11 bits, and not by more."""
-  tiny, one = plain_run
-  plain, half = (
+  one = tmp_path / "one"
+  at_root(lambda: runs.pretrain(plain, one, num_train_steps=6))
+  whole, half = (
     pretrain(
-      tiny, tmp_path / name, comm, train_batch_size=12,
+      plain, tmp_path / name, comm, train_batch_size=12,
       allreduce=AllreduceConfig(fp16_allreduce=name == "half"),
     )
-    for name in ("plain", "half")
+    for name in ("whole", "half")
   )  # fmt: skip
 
   def moments(folder):
     found = sorted(runs.weights(folder).items())
     return np.concatenate([v.ravel() for n, v in found if n.endswith("adam_m")])
 
-  want = moments(plain)
+  want = moments(whole)
   error = lambda made: np.linalg.norm(made - want) / np.linalg.norm(want)
   assert error(moments(one)) < 1e-5  # another order of sums, in float32
   assert 3e-5 < error(moments(half)) < 1e-3
-  np.testing.assert_allclose(runs.metrics(half), runs.metrics(plain), rtol=1e-4)
+  np.testing.assert_allclose(runs.metrics(half), runs.metrics(whole), rtol=1e-4)
   assert set(runs.metrics(half, "loss_scale")) == {2.0**16}
-  assert set(runs.metrics(plain, "loss_scale")) == {1.0}
+  assert set(runs.metrics(whole, "loss_scale")) == {1.0}
 
 
-def test_zero_shares_the_moments_out(comm, plain_run, tmp_path):
+def test_zero_shares_the_moments_out(comm, plain, whole_sizes, tmp_path):
   """Over both ranks they are whole, with zeros that fill up a group."""
-  tiny, _ = plain_run
   allreduce = AllreduceConfig(zero=1)
-  here = runs.graph_sizes(tiny, tmp_path, comm, allreduce=allreduce)
-  whole = runs.graph_sizes(tiny, tmp_path)
+  here = runs.graph_sizes(plain, tmp_path, comm, allreduce=allreduce)
   for slot in ("/adam_m", "/adam_v"):
     held, total = (
       sum(n for name, n in sizes.items() if name.endswith(slot))
-      for sizes in (here, whole)
+      for sizes in (here, whole_sizes)
     )
     held = comm.gather(np.array([held]))
     assert held.min() == held.max()
@@ -107,50 +108,44 @@ def test_zero_shares_the_moments_out(comm, plain_run, tmp_path):
   ids=str,
 )
 def test_resumed_on_other_numbers_of_ranks(
-  comm, at_root, plain_run, tmp_path, allreduce
+  comm, at_root, plain, tmp_path, allreduce
 ):
   """1, 2 ranks and 1 in turn: the batches of one rank, in its order.
 
   Also with what each rank has of its own: PowerSGD's errors, ZeRO's moments.
-  A sampled softmax has the same sample everywhere.
+  A sampled softmax has the same sample everywhere. In the last evaluation, of
+  three batches of a record, rank 0 has two and rank 1 has one.
   """
-  tiny, _ = plain_run
   settings = dict(
     lr_schedule="constant",
     num_warmup_steps=2,
     global_batch_size=21,  # two ranks have 22 rows, one of them empty
     sampled_softmax=40,
     allreduce=AllreduceConfig(**allreduce),
+    save_checkpoints_steps=3,
   )
   one, run = tmp_path / "one", tmp_path / "run"
 
-  def alone(steps, folder=run):
-    at_root(
-      lambda: runs.pretrain(tiny, folder, num_train_steps=steps, **settings)
-    )
+  def alone(folder):
+    runs.pretrain(plain, folder, num_train_steps=9, **settings)
 
-  alone(9, one)
-  alone(3)
-  pretrain(tiny, run, comm, num_train_steps=6, train_batch_size=11, **settings)
-  alone(9)
+  at_root(lambda: (alone(one), resuming.go_back(one, run, 3)))
+  pretrain(
+    plain, run, comm, train_batch_size=11, do_eval=True, max_eval_steps=3,
+    eval_batch_size=1, **settings,
+  )  # fmt: skip
+  assert runs.read_json(run, "eval_results.json")["examples"] == 3
+  at_root(lambda: alone(run))
   starts = runs.read_json(run, "run.json")["runs"]
   assert [start["plan"]["ranks"] for start in starts] == [1, 2, 1]
   runs.assert_same_updates(run, one, 9)
 
 
-def test_a_last_evaluation_in_which_ranks_have_other_numbers_of_batches(
-  comm, plain_run, tmp_path
-):
-  """Three records, one a batch: two batches on rank 0, one on rank 1."""
-  tiny, _ = plain_run
-  folder = pretrain(
-    tiny, tmp_path, comm, do_eval=True, max_eval_steps=3, eval_batch_size=1,
-    train_batch_size=12, num_train_steps=4,
-  )  # fmt: skip
-  assert runs.read_json(folder, "eval_results.json")["examples"] == 3
-
-
-@pytest.mark.parametrize("sizes, killed", [([10, 30], 2), ([1, 4], 1)], ids=str)
+@pytest.mark.parametrize(
+  "sizes, killed",
+  [pytest.param([10, 30], 2, marks=pytest.mark.slow), ([1, 4], 1)],
+  ids=str,
+)
 def test_stages_with_a_batch_that_grows(
   comm, at_root, packed_run, tmp_path, sizes, killed
 ):
@@ -167,23 +162,21 @@ def test_stages_with_a_batch_that_grows(
     objective="mlm", num_warmup_steps=2, train_batch_size=6,
     num_train_steps=PretrainingConfig.num_train_steps,
     stages=tuple(stages.read_item(item, "a stage") for item in items),
-    save_checkpoints_steps=1, do_eval=True,
+    save_checkpoints_steps=1, keep_checkpoints=9,
   )  # fmt: skip
   one, run = tmp_path / "one", tmp_path / "run"
 
-  def alone(folder, last=None):
-    ends = runs.ended_after(last) if last else contextlib.nullcontext()
-    with ends:
-      runs.pretrain(tiny, folder, **settings)
+  def alone():
+    runs.pretrain(tiny, one, **settings)
+    resuming.go_back(one, run, killed)
 
-  at_root(lambda: alone(one))
-  at_root(lambda: alone(run, killed))
+  at_root(alone)
   runs.pretrain(tiny, run, comm, **settings)
   comm.gather(np.zeros(1))
   runs.assert_same_updates(run, one, 7)
 
 
-def test_the_time_is_rank_0s(comm, at_root, plain_run, tmp_path, monkeypatch):
+def test_the_time_is_rank_0s(comm, at_root, plain, tmp_path, monkeypatch):
   """Rates and masks of all ranks follow its clock alone.
 
   Half of the time passes in update 5, half in update 12. Rank 1 measures 7 s
@@ -214,7 +207,7 @@ def test_the_time_is_rank_0s(comm, at_root, plain_run, tmp_path, monkeypatch):
   monkeypatch.setattr(masking, "mask_records", draw)
   # As many updates are read at once as by a rank alone, which has more rows.
   monkeypatch.setattr(input_pipeline, "_RECORDS_IN_TIME", 1)
-  tiny = plain_run[0][0], f"{tmp_path}/data-*.tfrecord"
+  tiny = plain[0], f"{tmp_path}/data-*.tfrecord"
   settings = dict(
     max_train_minutes=1.0, num_train_steps=10_000, num_warmup_steps=0,
     global_batch_size=at_root(lambda: write_packed(tmp_path, dynamic=True)[1]),

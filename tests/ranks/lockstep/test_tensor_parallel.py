@@ -32,7 +32,7 @@ def test_slices_equal_the_whole(comm, slices, at_root, tmp_path, changes):
   if "num_key_value_heads" in model:
     model["num_key_value_heads"] = 2  # one for each slice
   changes["segment_ids"] = model.get("type_vocab_size") != 0
-  settings = dict(do_eval=True, dropout=0.1, num_train_steps=6, **changes)
+  settings = dict(do_eval=True, dropout=0.1, num_train_steps=4, **changes)
 
   def whole():
     config = write_config(tmp_path / "config.json", **model)
@@ -56,14 +56,14 @@ def test_slices_equal_the_whole(comm, slices, at_root, tmp_path, changes):
   assert shapes[0] == shapes[1]
 
 
-def test_a_slice_holds_its_part_of_a_layer(slices, plain_run, tmp_path):
+def test_a_slice_holds_its_part_of_a_layer(
+  slices, plain, whole_sizes, tmp_path
+):
   """Half of the matrices; output biases and layer norms are whole."""
-  tiny, _ = plain_run
-  here = runs.graph_sizes(tiny, tmp_path, slices, tensor_parallel=2)
-  whole = runs.graph_sizes(tiny, tmp_path)
-  assert here.keys() == whole.keys()
+  here = runs.graph_sizes(plain, tmp_path, slices, tensor_parallel=2)
+  assert here.keys() == whole_sizes.keys()
   # Weights and their moments.
   layer = lambda sizes: sum(n for v, n in sizes.items() if "/layer_0/" in v)
   held = slices.gather(np.array([layer(here), here[WORDS]]))
-  assert held[:, 0].max() < 0.55 * layer(whole)
-  assert held[:, 1].sum() == whole[WORDS]
+  assert held[:, 0].max() < 0.55 * layer(whole_sizes)
+  assert held[:, 1].sum() == whole_sizes[WORDS]

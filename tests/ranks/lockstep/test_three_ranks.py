@@ -27,12 +27,11 @@ def assert_equal(one, other):
   ],
   ids=str,
 )
-def test_equal_runs_are_equal_to_the_bit(comm, plain_run, tmp_path, allreduce):
-  tiny, _ = plain_run
+def test_equal_runs_are_equal_to_the_bit(comm, plain, tmp_path, allreduce):
   folders = [tmp_path / name for name in ("one", "other")]
   for folder in folders:
     runs.pretrain(
-      tiny, folder, comm, train_batch_size=8, num_train_steps=20,
+      plain, folder, comm, train_batch_size=8, num_train_steps=12,
       allreduce=AllreduceConfig(**allreduce),
     )  # fmt: skip
     comm.gather(np.zeros(1))  # rank 0 has written all
