@@ -30,8 +30,7 @@ from common import errors, json_files, stores
 from common.console import counted
 from corpus import documents, filters, near_duplicates, prose, text_files
 from corpus.report import Summary
-from workers import leases
-from workers.shared_work import Phase, Pieces, SharedWork, make_chunks
+from workers.shared_work import Phase, SharedWork, Task, make_chunks
 
 MIN_DOCUMENTS = 20  # fewer give poor random next sentences, and are cut
 PIECE_SENTENCES = 32  # of a cut document
@@ -114,30 +113,22 @@ def _removed(document: bytes, reason: str, other: bytes = b"") -> bytes:
 # Reading ----------------------------------------------------------------------
 
 
-class _ReadTask(NamedTuple):
-  pieces: list[text_files.Piece]
-  done_file: str
-  rules: Rules
-
-  def chunk_file(self, number: int) -> str:
-    stem = self.done_file.removesuffix(".json")
-    return _Chunk(f"{stem}-{number:04d}").done_file
+def _chunk_file(done_file: str, number: int) -> str:
+  """The file that makes a chunk of a reading task whole."""
+  stem = done_file.removesuffix(".json")
+  return _Chunk(f"{stem}-{number:04d}").done_file
 
 
-def _read_pieces(task: _ReadTask, scratch: str) -> None:
+def _read_pieces(
+  pieces: list[text_files.Piece], rules: Rules, done_file: str, output: str
+) -> None:
   """Reads and filters the documents of some pieces."""
-  rules = task.rules
-  items = _documents(task.pieces, rules.form)
+  items = documents.read_documents(pieces, rules.form)
   size_of = lambda document: sum(map(len, document.lines))
   batches = text_files.gathered(items, size_of, _CHUNK_CHARS)
-  make_chunks(task, batches, functools.partial(_filter_chunk, rules), scratch)
-
-
-def _documents(
-  pieces: Iterable[text_files.Piece], form: documents.DocumentFormat
-) -> Iterator[documents.Document]:
-  for piece in pieces:
-    yield from documents.read_documents(piece, form)
+  chunk_file = functools.partial(_chunk_file, done_file)
+  write = functools.partial(_filter_chunk, rules)
+  make_chunks(output, chunk_file, batches, write)
 
 
 def _groups(pieces: list[text_files.Piece]) -> list[list[text_files.Piece]]:
@@ -198,34 +189,27 @@ def _filter_chunk(
 # Lines that recur -------------------------------------------------------------
 
 
-class _LinesTask(NamedTuple):
-  chunks: list[_Chunk]
-  done_file: str
-  part: int
-  parts: int
-  max_documents: int
-
-
-def _find_recurring(task: _LinesTask, scratch: str) -> None:
-  """Finds the lines of more than `max_documents`, and their first documents."""
+def _find_recurring(
+  chunks: list[_Chunk], part: int, parts: int, most: int, output: str
+) -> None:
+  """Finds the lines of more than `most` documents, and the first of these."""
   # Blank lines separate paragraphs, so they may recur.
   blank = np.frombuffer(_line_hash(b"").digest(), np.uint64)
-  parts, first = [np.zeros((2, 0), np.uint64)], 0
-  for chunk in task.chunks:
+  tables, first = [np.zeros((2, 0), np.uint64)], 0
+  for chunk in chunks:
     hashes, owners = chunk.array("line_hashes"), chunk.array("line_documents")
-    in_part = (hashes % task.parts == task.part) & (hashes != blank)
-    parts.append(np.stack([hashes, owners + np.uint64(first)])[:, in_part])
+    in_part = (hashes % parts == part) & (hashes != blank)
+    tables.append(np.stack([hashes, owners + np.uint64(first)])[:, in_part])
     first += chunk.counts()["documents"]
-  lines = np.concatenate(parts, axis=1)
+  lines = np.concatenate(tables, axis=1)
   lines = lines[:, np.argsort(lines[0], kind="stable")]
   # A document counts once for each of its lines.
   hashes, owners = lines[:, near_duplicates.differs(lines)]
   hashes, firsts, counts = np.unique(
     hashes, return_index=True, return_counts=True
   )
-  recurs = counts > task.max_documents
-  recurring = np.stack([hashes[recurs], owners[firsts[recurs]]])
-  np.save(leases.unfinished(scratch, task.done_file), recurring)
+  recurs = counts > most
+  np.save(output, np.stack([hashes[recurs], owners[firsts[recurs]]]))
 
 
 @functools.lru_cache(1)
@@ -238,23 +222,24 @@ def _recurring(files: tuple[str, ...]) -> np.ndarray:
 # Sentences and signatures -----------------------------------------------------
 
 
-class _SignTask(NamedTuple):
-  source: _Chunk
-  first: int  # number of its first document
-  done_file: str  # of the signed chunk
-  recurring: tuple[str, ...]  # files of `_find_recurring`
-  rules: Rules
+def _sign_chunk(
+  source: _Chunk,
+  first: int,
+  recurring: tuple[str, ...],
+  rules: Rules,
+  output: str,
+) -> None:
+  """Splits documents into sentences, and writes what finds duplicates.
 
-
-def _sign_chunk(task: _SignTask, scratch: str) -> None:
-  """Splits documents into sentences, and writes what finds duplicates."""
-  rules, source = task.rules, task.source
+  `first` is the number of the chunk's first document; `recurring` are files of
+  `_find_recurring`.
+  """
   stays = np.ones(0, bool)
-  if task.recurring:
+  if recurring:
     # A line that recurs stays in its first document.
     hashes = source.array("line_hashes")
-    owners = source.array("line_documents") + np.uint64(task.first)
-    known, keepers = _recurring(task.recurring)
+    owners = source.array("line_documents") + np.uint64(first)
+    known, keepers = _recurring(recurring)
     stays = np.ones(len(hashes), bool)
     if len(known):
       indices = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
@@ -263,7 +248,7 @@ def _sign_chunk(task: _SignTask, scratch: str) -> None:
   texts: list[bytes] = []
   for text in source.texts("text"):
     lines: Iterable[str] = text.decode().split("\n")
-    if task.recurring:
+    if recurring:
       lines = list(itertools.compress(lines, rest))
     sentences = filter(None, prose.sentences(lines, rules.language))
     texts.append("\n".join(sentences).encode())
@@ -282,9 +267,9 @@ def _sign_chunk(task: _SignTask, scratch: str) -> None:
     else:
       removed.append(_removed(name, _EVALUATED if is_known else _EMPTY))
   # What is left is signed, to be compared with all other documents.
-  near_duplicates.write_signatures(kept, scratch)
+  near_duplicates.write_signatures(kept, os.path.dirname(output))
   _write_chunk(
-    leases.unfinished(scratch, task.done_file),
+    output,
     {"documents": len(ids), "lines_removed": int(np.sum(~stays))},
     {"ids": ids, "text": kept, "removed": removed},
     {"keys": np.array(keys, np.uint64)},
@@ -300,28 +285,11 @@ def _key(text: bytes) -> int:
 def _ngrams_of(paths: tuple, form: documents.DocumentFormat) -> np.ndarray:
   """The n-grams of the evaluation sets, as `near_duplicates.overlaps` wants."""
   texts = []
-  for document in _documents(documents.split_into_pieces(paths, form), form):
+  pieces = documents.split_into_pieces(paths, form)
+  for document in documents.read_documents(pieces, form):
     texts.append("\n".join(document.lines).encode())
   size = near_duplicates.EVALUATION_WORDS
   return np.unique(near_duplicates.ngram_hashes(texts, size).values)
-
-
-# Pairs ------------------------------------------------------------------------
-
-
-class _PairsTask(NamedTuple):
-  signatures: list[str]  # the folders of all chunks
-  done_file: str
-  band: int
-  part: int
-  parts: int
-  similarity: float
-
-
-def _find_pairs(task: _PairsTask, scratch: str) -> None:
-  part = task.band, task.part, task.parts
-  pairs = near_duplicates.edges(task.signatures, *part, task.similarity)
-  np.save(leases.unfinished(scratch, task.done_file), pairs)
 
 
 # The corpus -------------------------------------------------------------------
@@ -402,11 +370,13 @@ def clean(
   work: SharedWork, pieces: list[text_files.Piece], rules: Rules
 ) -> tuple[str, Summary]:
   """(folder with the files of the corpus, their summary)."""
-  folder, read_tasks = work.folder("read"), []
-  for number, group in enumerate(_groups(pieces)):
-    read_tasks.append(_ReadTask(group, f"{folder}/{number:06d}.json", rules))
+  folder, tasks = work.folder("read"), []
   # Reading: pieces to chunks of documents, without what filters remove.
-  phase = Pieces(_read_pieces, read_tasks, work)
+  for number, group in enumerate(_groups(pieces)):
+    path = f"{folder}/{number:06d}.json"
+    make = functools.partial(_read_pieces, group, rules, path)
+    tasks.append(Task(path, make, functools.partial(_chunk_file, path)))
+  phase = Phase(tasks, work)
   phase.finish("reading")
   sources = [_Chunk(os.path.dirname(path)) for path in phase.chunks()]
 
@@ -418,20 +388,35 @@ def clean(
   chunks = [chunk.path for chunk in signed]
   for band in range(near_duplicates.BANDS):
     for part in range(parts):
-      path, key = f"{folder}/pairs-{band:02d}-{part:04d}.npy", (band, part)
-      tasks.append(_PairsTask(chunks, path, *key, parts, rules.similarity))
-  pairs = Phase(_find_pairs, tasks, work).finish("near-duplicates")
+      make = functools.partial(
+        _find_pairs, chunks, band, part, parts, rules.similarity
+      )
+      tasks.append(Task(f"{folder}/pairs-{band:02d}-{part:04d}.npy", make))
+  pairs = Phase(tasks, work).finish("near-duplicates")
 
   folder = work.folder("joined")
   path = os.path.join(folder, _SUMMARY)
 
-  def join(scratch: str) -> None:
+  def join(output: str) -> None:
     corpus = _Corpus(signed, pairs, rules)
-    summary = _write(scratch, sources, signed, corpus)
-    json_files.write(leases.unfinished(scratch, path), summary._asdict())
+    folder = os.path.dirname(output)
+    summary = _write(folder, sources, signed, corpus)
+    json_files.write(output, summary._asdict())
 
-  work.once(path, join, "another worker to write the corpus")
+  work.once(Task(path, join), "another worker to write the corpus")
   return folder, Summary(**json_files.read_own(path, _REMEDY))
+
+
+def _find_pairs(
+  folders: list[str],
+  band: int,
+  part: int,
+  parts: int,
+  similarity: float,
+  output: str,
+) -> None:
+  pairs = near_duplicates.edges(folders, band, part, parts, similarity)
+  np.save(output, pairs)
 
 
 def _sign(
@@ -444,18 +429,19 @@ def _sign(
     parts = 1 + _total(sources, "lines") // _PART_HASHES
     folder = work.folder("lines")
     for part in range(parts):
-      path = f"{folder}/lines-{part:04d}.npy"
-      tasks.append(_LinesTask(sources, path, part, parts, most))
-    phase = Phase(_find_recurring, tasks, work)
-    recurring = phase.finish("lines that recur")
-  folder, first, signed, sign_tasks = work.folder("signed"), 0, [], []
+      make = functools.partial(_find_recurring, sources, part, parts, most)
+      tasks.append(Task(f"{folder}/lines-{part:04d}.npy", make))
+    recurring = Phase(tasks, work).finish("lines that recur")
+  folder, first, signed, tasks = work.folder("signed"), 0, [], []
   for source in sources:
     chunk = _Chunk(os.path.join(folder, os.path.basename(source.path)))
-    files = chunk.done_file, tuple(recurring)
-    sign_tasks.append(_SignTask(source, first, *files, rules))
+    make = functools.partial(
+      _sign_chunk, source, first, tuple(recurring), rules
+    )
+    tasks.append(Task(chunk.done_file, make))
     signed.append(chunk)
     first += source.counts()["documents"]
-  Phase(_sign_chunk, sign_tasks, work).finish("splitting")
+  Phase(tasks, work).finish("splitting")
   return signed
 
 

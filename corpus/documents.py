@@ -76,9 +76,12 @@ def split_into_pieces(
   return pieces
 
 
-def read_documents(piece: Piece, form: DocumentFormat) -> Iterator[Document]:
-  """The documents of a piece, in order; DataError says where bad text is."""
-  return _format_of(piece.path).read(piece, form)
+def read_documents(
+  pieces: Iterable[Piece], form: DocumentFormat
+) -> Iterator[Document]:
+  """The documents of pieces, in order; DataError says where bad text is."""
+  for piece in pieces:
+    yield from _format_of(piece.path).read(piece, form)
 
 
 # Plain text and records -------------------------------------------------------

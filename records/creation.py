@@ -19,7 +19,14 @@ from records.creation_settings import IN_MANIFEST, CreationSettings
 from text_encoders import tokenizer_files
 from text_encoders.base import TokenizerInfo
 from workers import work_dir
-from workers.shared_work import Inputs, Phase, Pieces, SharedWork, share
+from workers.shared_work import (
+  Phase,
+  SharedWork,
+  Task,
+  expect_unchanged,
+  share,
+  states_of,
+)
 
 _BLOCK_BYTES = 16 << 20  # about, of the records that a worker holds at a time
 _MAX_DEFAULT_SHARDS = 4096
@@ -49,7 +56,7 @@ def create(
   begin, worker = time.monotonic(), worker or work_dir.alone()
   paths = input_files.expand_patterns(settings.input_file)
   claim(settings, paths, settings.explicit_shards)
-  inputs = Inputs.of(paths)
+  states = states_of(paths)
   pieces = text_files.split_into_pieces(paths, settings.text)
   # The tokenizer is loaded here, so that its errors come early.
   vocabularies = settings.named_vocabulary()
@@ -65,7 +72,7 @@ def create(
   def make(work: SharedWork) -> Summary:
     creation = _Creation(settings, work, paths, tokenizer)
     counts, kept_bytes = creation.tokenize(pieces)
-    inputs.expect_unchanged()
+    expect_unchanged(states)
     tokenized = time.monotonic()
     results, kept_shards = creation.make_shards(counts)
     work.await_publishing()
@@ -87,7 +94,7 @@ def create(
 
   # All that decides the bytes: a command with the same plan resumes.
   plan = dataclasses.asdict(settings) | {
-    "files": inputs.states,
+    "files": states,
     "tokenizer": dataclasses.asdict(info),
     "version": _PLAN_VERSION,
   }
@@ -203,19 +210,21 @@ class _Creation(NamedTuple):
       counts = token_store.read_counts(store)
       return counts, counts.text_bytes
     tasks = []
+    how = settings.text, self.tokenizer, settings.do_whole_word_mask
     for number, piece in enumerate(pieces):
-      output, mark_words = f"{chunks}/{number:06d}", settings.do_whole_word_mask
-      tasks.append(
-        token_store.PieceTask(
-          piece, output, settings.text, self.tokenizer, mark_words
-        )
+      # The chunks are STEM.0, STEM.1, ..., then there is STEM.done.
+      stem = f"{chunks}/{number:06d}"
+      chunk_file = functools.partial("{}.{}".format, stem)
+      tokenize = functools.partial(
+        token_store.tokenize_piece, piece, *how, chunk_file
       )
+      tasks.append(Task(stem + ".done", tokenize, chunk_file))
     before = set(os.listdir(chunks))
     # Chunks are joined while later ones are being made.
-    phase = Pieces(token_store.tokenize_piece, tasks, self.work)
+    phase = Phase(tasks, self.work)
     join = functools.partial(self._join, phase, pieces, before)
     what = "another worker to put the tokens together"
-    kept = self.work.once(counts_file, join, what, phase)
+    kept = self.work.once(Task(counts_file, join), what, phase.keep_going)
     # The store has all of it: chunks would take as much disk again.
     if kept is not None:  # this worker joined them
       for chunk in phase.chunks():
@@ -231,12 +240,12 @@ class _Creation(NamedTuple):
 
   def _join(
     self,
-    phase: Pieces,
+    phase: Phase,
     pieces: list[text_files.Piece],
     before: set[str],
-    scratch: str,
+    output: str,
   ) -> int:
-    """Makes the store of all chunks in the folder `scratch`.
+    """Makes the store of all chunks, whose file of counts is `output`.
 
     Returns the bytes of text whose chunks were there `before`.
     """
@@ -250,7 +259,9 @@ class _Creation(NamedTuple):
     for path in {piece.path for piece in pieces}:
       total += stores.at(path).state()[0]
     with (
-      token_store.StoreWriter(scratch, encoder.vocab_size) as writer,
+      token_store.StoreWriter(
+        os.path.dirname(output), encoder.vocab_size
+      ) as writer,
       console.Progress("tokenizing", total / 1e6, "MB") as bar,
     ):
       for chunk in phase.chunks():
@@ -273,18 +284,13 @@ class _Creation(NamedTuple):
     num_blocks = -(-corpus_blocks(counts, settings) // count)
     tasks = []
     for shard, name in enumerate(settings.shard_names(count)):
-      tasks.append(
-        shards.ShardTask(
-          store,
-          os.path.join(folder, name),
-          shard=shard,
-          num_shards=count,
-          num_blocks=num_blocks,
-          settings=settings,
-          tokenizer=self.tokenizer,
-        )
+      task = shards.ShardTask(
+        store, shard, count, num_blocks, settings, self.tokenizer
       )
-    phase = Phase(shards.build_shard, tasks, self.work)
+      path = os.path.join(folder, name + shards.RESULT_SUFFIX)
+      make = functools.partial(shards.build_shard, task)
+      tasks.append(Task(path, make))
+    phase = Phase(tasks, self.work)
     # All shards hold about as much text.
     megabytes = counts.text_bytes / 1e6 / count
     results = phase.finish("making records", "MB", megabytes)

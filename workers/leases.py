@@ -19,8 +19,8 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from common import files
 
@@ -34,11 +34,14 @@ with open("/proc/sys/kernel/random/boot_id") as _boot_id:
   _MACHINE = f"{os.uname().nodename} {_boot_id.read().strip()}"
 
 
-class Task(Protocol):
-  """Work for one worker; it is done when the file is there."""
+class Task(NamedTuple):
+  """Work for one worker, by functions that processes share."""
 
-  @property
-  def done_file(self) -> str: ...
+  done_file: str  # the task is done when it is there
+  # Writes that file to a path in the folder of a lease, others beside it.
+  make: Callable[[str], Any]
+  # Of a piece of the input: number -> the file that makes a chunk whole.
+  chunk_file: Callable[[int], str] = str
 
 
 class Leases(NamedTuple):
@@ -46,12 +49,11 @@ class Leases(NamedTuple):
 
   folder: str
   worker: str
+  # Workers that have ended, beside those whose file is gone.
+  gone: frozenset[str] = frozenset()
 
-  def take(self, name: str, gone: Collection[str] = ()) -> str | None:
-    """The folder of a new lease; None if a worker that is alive has it.
-
-    `gone` are workers that have ended, beside those whose file is gone.
-    """
+  def take(self, name: str) -> str | None:
+    """The folder of a new lease; None if a worker that is alive has it."""
     # The first lease whose owner is not alive, and so no longer works.
     number = 0
     while True:
@@ -60,7 +62,7 @@ class Leases(NamedTuple):
       if not owner:
         break
       beats = os.path.join(self.folder, WORKERS, owner)
-      if owner not in gone and os.path.exists(beats):
+      if owner not in self.gone and os.path.exists(beats):
         return None
       number += 1
     owner = f"{self.worker} {uuid.uuid4().hex}"
@@ -86,20 +88,21 @@ def _owner_of(lease: str) -> str:
     return ""
 
 
-def do(function: Callable, leases: Leases, gone: frozenset, task: Task) -> None:
-  """Calls function(task, folder of its lease), if the task is still free.
+def do(leases: Leases, task: Task) -> Any:
+  """The result of `task.make`, if the task is still free.
 
-  What it leaves in that folder is delivered beside `task.done_file`.
+  What it leaves in the folder of its lease is delivered beside `done_file`.
   """
-  name = os.path.basename(task.done_file)
   if os.path.exists(task.done_file):
-    return
-  scratch = leases.take(name, gone)
+    return None
+  scratch = leases.take(os.path.basename(task.done_file))
   # The last owner may have finished between the two looks.
-  if scratch and not os.path.exists(task.done_file):
-    with files.naming(scratch):
-      function(task, scratch)
-      deliver(scratch, task.done_file)
+  if not scratch or os.path.exists(task.done_file):
+    return None
+  with files.naming(scratch):
+    result = task.make(unfinished(scratch, task.done_file))
+    deliver(scratch, task.done_file)
+  return result
 
 
 def unfinished(scratch: str, path: str) -> str:

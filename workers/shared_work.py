@@ -4,8 +4,8 @@ The workers see one folder (work_dir.py). A task is leased to one of them
 (leases.py), which does it in a process of its own (pool.py). The steps of a
 job, for create_pretraining_data.py and tools.prepare_corpus alike:
 
-  Pieces   each piece of the input gives numbered chunks
-  Phase    tasks that need all of an earlier step
+  Phase    tasks that need all of an earlier step; each piece of the input
+           gives numbered chunks
   once     one worker joins what the others made, in order
   publish  one worker moves the files to where they belong
 
@@ -18,62 +18,51 @@ import functools
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from common import errors, files, json_files, stores
+from common import errors, json_files, stores
 from common.console import Progress
 from workers import leases, work_dir
+from workers.leases import Task
 from workers.pool import Pool, available_cores
 
 T = TypeVar("T")
 Output = stores.OnDisk | stores.InStore
 
 
-class Inputs(NamedTuple):
-  """Files that the work reads, as they were when it began."""
-
-  states: list[list]  # [path, bytes, what tells a change]
-
-  @classmethod
-  def of(cls, paths: Iterable[str]) -> "Inputs":
-    return cls([[path, *stores.at(path).state()] for path in paths])
-
-  def expect_unchanged(self) -> None:
-    """Raises DataError if a file has changed."""
-    for path, *state in self.states:
-      if stores.at(path).state() != state:
-        raise errors.DataError(
-          f"{path} was changed while it was read: start again when it is whole"
-        )
+def states_of(paths: Iterable[str]) -> list[list]:
+  """[path, bytes, what tells a change] of each file that the work reads."""
+  return [[path, *stores.at(path).state()] for path in paths]
 
 
-class PieceTask(leases.Task, Protocol):
-  """A task that reads a piece of the input and makes numbered chunks of it."""
-
-  def chunk_file(self, number: int) -> str:
-    """The file that makes a chunk whole; other files may be beside it."""
+def expect_unchanged(states: list[list]) -> None:
+  """Raises DataError if a file has changed since `states_of`."""
+  for path, *state in states:
+    if stores.at(path).state() != state:
+      raise errors.DataError(
+        f"{path} was changed while it was read: start again when it is whole"
+      )
 
 
 def make_chunks(
-  task: PieceTask,
+  output: str,
+  chunk_file: Callable[[int], str],
   items: Iterable[T],
   make: Callable[[T, str], None],
-  scratch: str,
 ) -> None:
-  """Makes a chunk of each item by make(item, path in the folder `scratch`).
+  """Makes a chunk of each item by make(item, path), and then `output`.
 
   Chunks that an earlier worker made stay, so a piece that takes hours is not
   read for nothing.
   """
-  count = 0
+  scratch, count = os.path.dirname(output), 0
   for item in items:
-    path = task.chunk_file(count)
+    path = chunk_file(count)
     if not os.path.exists(path):
       make(item, leases.unfinished(scratch, path))
       leases.deliver(scratch, path)
     count += 1
-  done = leases.unfinished(scratch, task.done_file)
-  json_files.write(done, {"chunks": count})
+  json_files.write(output, {"chunks": count})
 
 
 class SharedWork(NamedTuple):
@@ -88,38 +77,31 @@ class SharedWork(NamedTuple):
     os.makedirs(path, exist_ok=True)
     return path
 
-  def once(
-    self,
-    done_file: str,
-    make: Callable[[str], T],
-    what: str,
-    phase: "Phase | None" = None,
-  ) -> T | None:
-    """One worker calls make(folder of its lease); all wait for `done_file`.
+  def keep_going(self) -> bool:
+    """To be called in all waits: raises errors; whether workers were lost."""
+    self.attempt.stop_if_over()
+    self.pool.raise_error()
+    return self.attempt.has_lost_workers()
 
-    What make leaves in the folder is delivered beside `done_file`. Returns its
-    result; None to other workers. Meanwhile the tasks of `phase` go on.
-    """
-    results: list[T] = []
+  def once(
+    self, task: Task, what: str, meanwhile: Callable[[], Any] | None = None
+  ) -> Any:
+    """One worker does the task and gets its result; all wait for its file."""
+    result = None
 
     def is_done() -> bool:
-      if not os.path.exists(done_file):
-        scratch = self._take(os.path.basename(done_file))
-        if scratch and not os.path.exists(done_file):
-          with files.naming(scratch):
-            results.append(make(scratch))
-            leases.deliver(scratch, done_file)
-      return os.path.exists(done_file)
+      nonlocal result
+      result = leases.do(self.attempt.leases, task)
+      return os.path.exists(task.done_file)
 
-    phase = phase or Phase(leases.do, (), self)
-    work_dir.wait_until(is_done, what, phase.keep_going)
-    return results[0] if results else None
+    work_dir.wait_until(is_done, what, meanwhile or self.keep_going)
+    return result
 
   def await_publishing(self) -> None:
     """Waits until this worker is the one that moves the files."""
-    take = lambda: self._take("publish")
+    take = lambda: self.attempt.leases.take("publish")
     what = "another worker to move the files"
-    work_dir.wait_until(take, what, Phase(leases.do, (), self).keep_going)
+    work_dir.wait_until(take, what, self.keep_going)
 
   def publish(
     self, moves: Iterable[tuple[str, Output]], stale: Iterable[Output] = ()
@@ -143,21 +125,12 @@ class SharedWork(NamedTuple):
         output.take(source)
     self.attempt.finish()
 
-  # What a single worker does needs a lease, but no process of its own.
-  def _take(self, name: str) -> str | None:
-    return self.attempt.leases.take(name, self.attempt.gone)
-
 
 class Phase:
-  """Begins function(task, folder of its lease) for tasks of one kind.
+  """Begins tasks of one kind; those of lost workers are taken over."""
 
-  The tasks of lost workers are taken over.
-  """
-
-  def __init__(
-    self, function: Callable, tasks: Sequence[leases.Task], work: SharedWork
-  ):
-    self._function, self._tasks, self._work = function, tasks, work
+  def __init__(self, tasks: Sequence[Task], work: SharedWork):
+    self._tasks, self._work = tasks, work
     # A look first: tasks of workers that are gone already are free.
     work.attempt.has_lost_workers()
     self.kept = len(tasks) - self._offer()  # those done before
@@ -166,10 +139,7 @@ class Phase:
     """Gives the pool all tasks that are not done; returns their number."""
     attempt, pool = self._work
     tasks = [t for t in self._tasks if not os.path.exists(t.done_file)]
-    take_and_do = functools.partial(
-      leases.do, self._function, attempt.leases, attempt.gone
-    )
-    pool.start(take_and_do, tasks)
+    pool.start(functools.partial(leases.do, attempt.leases), tasks)
     return len(tasks)
 
   def wait(self, *paths: str) -> None:
@@ -179,10 +149,7 @@ class Phase:
 
   def keep_going(self) -> None:
     """To be called in all waits: raises errors, takes over lost tasks."""
-    attempt, pool = self._work
-    attempt.stop_if_over()
-    pool.raise_error()
-    if attempt.has_lost_workers():
+    if self._work.keep_going():
       self._offer()
 
   def finish(
@@ -197,14 +164,8 @@ class Phase:
         bar.at(len(paths) * size)
     return paths
 
-
-class Pieces(Phase):
-  """The phase that reads the input: its tasks make chunks of pieces."""
-
-  _tasks: Sequence[PieceTask]
-
   def chunks(self) -> Iterator[str]:
-    """The files of all chunks in the order of the input.
+    """The files of all chunks of pieces, in the order of the input.
 
     Each comes as soon as it is whole, while later ones are being made.
     """

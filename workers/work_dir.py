@@ -14,7 +14,7 @@ import time
 import urllib.parse
 import uuid
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from common import console, errors, files, json_files
 from workers import leases
@@ -62,16 +62,16 @@ class Attempt:
     self.folder = os.path.join(path, _WORK)
     self._job, self._watch = job, leases.Watch(path)
     self._next_look, self._alive = 0.0, frozenset[str]()
-    self.gone = frozenset[str]()
 
   def has_lost_workers(self) -> bool:
     """Whether workers have left or are gone since the last call."""
     if time.monotonic() < self._next_look:
       return False
     self._next_look = time.monotonic() + min(1.0, leases.BEAT_SECONDS)
-    gone, before = self.gone, self._alive
-    self._alive, self.gone = self._watch.look()
-    return bool(self.gone - gone or before - self._alive)
+    before, known = self._alive, self.leases.gone
+    self._alive, gone = self._watch.look()
+    self.leases = self.leases._replace(gone=gone)
+    return bool(gone - known or before - self._alive)
 
   def stop_if_over(self) -> None:
     """Ends the work if another worker has finished it, or if it cannot go on.
@@ -273,7 +273,7 @@ def _delete(folder: str) -> None:
 
 
 def wait_until(
-  ready: Callable[[], T | None], what: str, meanwhile: Callable[[], None]
+  ready: Callable[[], T | None], what: str, meanwhile: Callable[[], Any]
 ) -> T:
   """The first true `ready()`; meanwhile(), between the calls, may raise."""
   start = time.monotonic()

@@ -111,13 +111,13 @@ def store_of(folder, paths, letters, block_tokens=1 << 20):
   spec = token_store.TokenizerSpec("wordpiece", letters, True, "")
   with token_store.StoreWriter(str(folder), len(LETTERS)) as writer:
     for i, piece in enumerate(text_files.split_into_pieces(paths)):
-      text = text_files.TextFormat()
-      task = token_store.PieceTask(piece, f"{folder}/{i}", text, spec, False)
-      token_store.tokenize_piece(task, str(folder))
+      how = text_files.TextFormat(), spec, False, f"{folder}/{i}.{{}}".format
+      (folder / "lease").mkdir(exist_ok=True)
+      token_store.tokenize_piece(piece, *how, f"{folder}/lease/done")
       for number in itertools.count():
-        if not os.path.exists(task.chunk_file(number)):
+        if not os.path.exists(f"{folder}/{i}.{number}"):
           break
-        writer.append(task.chunk_file(number))
+        writer.append(f"{folder}/{i}.{number}")
     return writer.finish(token_store.load_tokenizer(spec), block_tokens)
 
 

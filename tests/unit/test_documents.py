@@ -35,7 +35,7 @@ FORM = DocumentFormat()
 def read(*paths, form=FORM):
   paths = documents.expand_patterns(",".join(map(str, paths)))
   pieces = documents.split_into_pieces(paths, form)
-  return [d for p in pieces for d in documents.read_documents(p, form)]
+  return list(documents.read_documents(pieces, form))
 
 
 def of_field(**text):
@@ -106,7 +106,9 @@ def test_a_document_is_read_by_the_piece_of_its_border(tmp_path, monkeypatch):
   path.write_text("a\nb\n\nlong long\nc\n\nd\n")
   pieces = documents.split_into_pieces([str(path)], FORM)
   pieces = pickle.loads(pickle.dumps(pieces))
-  found = [[d.lines for d in documents.read_documents(p, FORM)] for p in pieces]
+  found = [
+    [d.lines for d in documents.read_documents([p], FORM)] for p in pieces
+  ]
   assert found == [[["a", "b"]], [["long long", "c"]], [], [], [["d"]]]
   (tmp_path / "u.txt").write_text("e\n")  # the end of a file is a border, too
   assert texts(tmp_path / "*")[-2:] == [["d"], ["e"]]

@@ -26,8 +26,7 @@ from corpus.documents import DocumentFormat
 from records import data_set, record_files, record_shape, tfrecord
 from text_encoders import tokenizer_files
 from tools import prepare_corpus
-from workers import launchers
-from workers.shared_work import Inputs
+from workers import launchers, shared_work
 
 
 @pytest.fixture(autouse=True)
@@ -127,14 +126,14 @@ def test_a_changed_object_is_copied_again(cache):
   assert [p.read_bytes() for p in copies(cache)] == [b"one\n"]
   (copy,) = copies(cache)
   before = os.stat(copy).st_mtime_ns
-  inputs = Inputs.of(["memory://a.txt"])
-  inputs.expect_unchanged()
+  states = shared_work.states_of(["memory://a.txt"])
+  shared_work.expect_unchanged(states)
   assert list(text_files.read_lines(["memory://a.txt"])) == ["one"]
   assert os.stat(copy).st_mtime_ns == before
   put("memory://a.txt", b"two\n")  # of equal size
   assert list(text_files.read_lines(["memory://a.txt"])) == ["two"]
   with pytest.raises(DataError, match="memory://a.txt was changed while"):
-    inputs.expect_unchanged()
+    shared_work.expect_unchanged(states)
 
 
 def test_documents_have_the_url(tmp_path, monkeypatch):
@@ -145,7 +144,7 @@ def test_documents_have_the_url(tmp_path, monkeypatch):
   form = DocumentFormat()
   paths = documents.expand_patterns("memory://d/*")
   pieces = documents.split_into_pieces(paths, form)
-  found = [d for p in pieces for d in documents.read_documents(p, form)]
+  found = list(documents.read_documents(pieces, form))
   assert found == [
     ("x", ["four"]),
     ("memory:///d/t.jsonl.gz:0", ["three"]),
@@ -170,7 +169,7 @@ def test_tables_of_pyarrow(tmp_path, name):
   put(url, (tmp_path / name).read_bytes())
   put("memory://s/state.json", json.dumps({"_data_files": []}).encode())
   (piece,) = documents.split_into_pieces([url], DocumentFormat())
-  found = list(documents.read_documents(piece, DocumentFormat()))
+  found = list(documents.read_documents([piece], DocumentFormat()))
   assert found == [(f"{url}:0", ["a"]), (f"{url}:1", ["b"])]
   assert documents.expand_patterns("memory://s") == []  # a data set
 
