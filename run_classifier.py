@@ -16,10 +16,8 @@ from interop import run_settings
 
 if __name__ == "__main__":
   # Flags and files are checked first: TensorFlow takes seconds to load.
-  COMMAND = run_settings.read_command(ClassifierConfig)
+  command = run_settings.read_command(ClassifierConfig)
 
-from finetuning import finetune
-from training import train_loop
+  from finetuning import finetune
 
-if __name__ == "__main__":
-  train_loop.run_read(lambda: finetune.start(COMMAND, Classification))
+  finetune.start(command, Classification)

@@ -13,10 +13,8 @@ from interop import run_settings
 
 if __name__ == "__main__":
   # Flags and files are checked first: TensorFlow takes seconds to load.
-  COMMAND = run_settings.read_command(SquadConfig)
+  command = run_settings.read_command(SquadConfig)
 
-from finetuning import finetune
-from training import train_loop
+  from finetuning import finetune
 
-if __name__ == "__main__":
-  train_loop.run_read(lambda: finetune.start(COMMAND, Squad))
+  finetune.start(command, Squad)

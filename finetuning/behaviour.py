@@ -17,7 +17,7 @@ from model.tasks import Head
 from text_encoders.base import MASK, Encoder
 
 if TYPE_CHECKING:
-  from finetuning.heads import ServedEncoder
+  from finetuning.heads import HeadInput
 
 INPUTS = ("input_ids", "input_mask", "segment_ids")
 PAIR = "|||"  # between the two texts of a pair
@@ -70,7 +70,7 @@ class Behaviour:
   def signature(self) -> str:
     return self.head.signature if self.head else "encoder"
 
-  def outputs(self, encoder: "ServedEncoder") -> dict:
+  def outputs(self, encoder: "HeadInput") -> dict:
     """The tensors of the signature, [B, ...] by name."""
     raise NotImplementedError
 

@@ -232,8 +232,34 @@ class Classification(LabelledTask):
     return targets
 
   def head(self, batch, is_training, dropout_seed=None):
-    return text_head(
-      batch, self.outputs, self.config, is_training, dropout_seed
+    """`heads.HeadOutput` of each example's label, or a regression's number.
+
+    Outputs "logits", float32 [B, E, labels].
+    """
+    from finetuning import heads  # these load TensorFlow
+    from model import layers
+
+    tf = later.tf
+    # The last layer is computed only where the pooler reads.
+    rows = layers.get_shape_list(batch.input_ids)[0]
+    nowhere = tf.zeros([rows, 0], tf.int32)
+    encoder = heads.encode(
+      batch, self, is_training, dropout_seed, positions=nowhere
+    )
+    of_labels = encoder.label_logits(tasks.LABELS)
+    shape = layers.get_shape_list(batch.weights)
+    logits = tf.cast(of_labels.matmul, tf.float32) + of_labels.bias
+    correct = None
+    if self.outputs == 1:
+      losses = tf.square(logits[:, 0] - tf.reshape(batch.targets, [-1]))
+    else:
+      losses, correct = of_labels.losses_and_correct(
+        batch.targets, encoder.policy
+      )
+      correct = tf.reshape(correct, shape)
+    logits = tf.reshape(logits, [*shape, self.outputs])
+    return heads.HeadOutput(
+      tf.reshape(losses, shape), correct, {"logits": logits}
     )
 
   def _logits(self, source, outputs) -> np.ndarray:
@@ -275,44 +301,6 @@ class Classification(LabelledTask):
     return {"labels": self.labels, **self.config.describe_table()}
 
 
-def text_head(
-  batch,
-  labels: int,
-  config: FinetuningConfig,
-  is_training: bool,
-  dropout_seed=None,
-):
-  """`heads.HeadOutput` of each example's label, or number if `labels` is 1.
-
-  Outputs "logits", float32 [B, E, labels].
-  """
-  from finetuning import heads  # these load TensorFlow
-  from model import layers
-
-  tf, settings = later.tf, (config, is_training, dropout_seed)
-  # The last layer is computed only where the pooler reads.
-  rows = layers.get_shape_list(batch.input_ids)[0]
-  nowhere = tf.zeros([rows, 0], tf.int32)
-  model = heads.encode(batch, *settings, positions=nowhere)
-  matmul, bias = heads.trained_label_logits(
-    tasks.LABELS, model.get_pooled_output(), labels, *settings
-  )
-  shape = layers.get_shape_list(batch.weights)
-  logits = tf.cast(matmul, tf.float32) + bias
-  targets, correct = tf.reshape(batch.targets, [-1]), None
-  if labels == 1:
-    losses = tf.square(logits[:, 0] - targets)
-  else:
-    losses, correct = tf.unstack(
-      heads.losses_and_correct(matmul, bias, targets, config)
-    )
-    correct = tf.reshape(correct, shape)
-  logits = tf.reshape(logits, [*shape, labels])
-  return heads.HeadOutput(
-    tf.reshape(losses, shape), correct, {"logits": logits}
-  )
-
-
 # Answers ----------------------------------------------------------------------
 
 
@@ -324,10 +312,7 @@ class LabelBehaviour(TextBehaviour):
   sees_masks = False
 
   def outputs(self, encoder):
-    logits = encoder.label_logits(self.head)
-    if encoder.labels == 1:
-      return {"logits": logits}
-    return {"logits": logits, "probabilities": later.tf.nn.softmax(logits)}
+    return encoder.label_outputs(self.head)
 
   def encode(self, one, context):
     columns = context.task.get("columns")

@@ -87,9 +87,11 @@ def finetune(task: FinetuningTask, comm, snapshot=None, signals=None) -> dict:
 
 def start(command, kind: type[FinetuningTask]) -> None:
   """Runs the command of a script for a kind of task; see `training_run`."""
-  training_run.start(
-    command, lambda config, *world: finetune(kind(config), *world)
-  )
+
+  def job(config, *world):
+    return finetune(kind(config), *world)
+
+  train_loop.run_read(lambda: training_run.start(command, job))
 
 
 def training(
@@ -102,6 +104,14 @@ def training(
   order = record_order.Order(len(source), config.seed)
   batches = input_pipeline.training_batches(source, order, plan, comm)
   state = checkpointing.TrainingState(order)
+  matmuls = model_flops.finetuning(
+    config.bert,
+    mixed_precision.policy_of(config),
+    config.kind,
+    task.outputs,
+    1,
+    source,
+  )
   return train_loop.Task(
     plan=plan,
     ops=training_step(task, config, batches.next, state, plan, comm),
@@ -111,7 +121,7 @@ def training(
     summarize=_means,
     headline=lambda report: f"{console.shown(report['accuracy'], '.1%')} right",
     positions=source.tokens,
-    flops={"records": model_flops.total(task.matmuls(1, source))},
+    flops={"records": model_flops.total(matmuls)},
     vote=StopVote(comm),
   )
 

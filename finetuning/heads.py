@@ -1,4 +1,4 @@
-"""What heads for fine-tuning have in common in the graph.
+"""What heads share in a graph: the encoder that they read, and their weights.
 
 Variables have google/bert's names. Shapes as in `modeling`: B rows of S tokens
 and up to E examples, hidden size H.
@@ -11,8 +11,8 @@ import modeling
 from common.tensorflow_v1 import tf
 from config.bert_config import BertConfig
 from finetuning.packed import FinetuningBatch
-from finetuning.task import FinetuningConfig
-from model import encoder, kernels, layers
+from finetuning.task import FinetuningTask
+from model import encoder, layers
 from model.tasks import Head
 
 
@@ -25,14 +25,15 @@ class HeadOutput(NamedTuple):
   outputs: dict[str, tf.Tensor]  # float32 [B, ...], for predictions
 
 
-class ServedEncoder(NamedTuple):
-  """An encoder in the graph of an open model, as a served head reads it."""
+class HeadInput(NamedTuple):
+  """An encoder in a graph, as a head reads it."""
 
   model: modeling.BertModel
   bert: BertConfig
   policy: mixed_precision.Policy
   labels: int  # rows of a head whose rows are labels
-  positions: tf.Tensor  # int32 [B, P], where a masked LM head predicts
+  positions: tf.Tensor | None = None  # int32 [B, P], where a masked LM predicts
+  dropout: tuple = (0.0, None)  # rate and seed, of a head of labels
 
   def features(self, head: Head) -> tf.Tensor:
     """float [B, H] or [B, S, H]: what a head reads."""
@@ -41,25 +42,39 @@ class ServedEncoder(NamedTuple):
       output = self.model.get_pooled_output()
     return modeling.head_features(output, self.bert, self.policy)
 
-  def label_logits(self, head: Head) -> tf.Tensor:
-    """float32 [B, labels] or [B, S, labels]."""
-    features = self.features(head)
-    matmul, bias = label_logits(
-      head, features, self.labels, self.bert, self.policy
-    )
-    shape = tf.concat([tf.shape(features)[:-1], [self.labels]], 0)
-    return tf.reshape(tf.cast(matmul, tf.float32) + bias, shape)
+  def label_logits(self, head: Head) -> modeling.Logits:
+    """policy.heads [n, labels] of all texts or tokens."""
+    features = layers.dropout(self.features(head), *self.dropout)
+    weights, bias = variables(head, self.labels, self.bert)
+    matrix = tf.cast(layers.reshape_to_matrix(features), self.policy.heads)
+    weights = tf.cast(weights, self.policy.heads)
+    return modeling.Logits(tf.matmul(matrix, weights, transpose_b=True), bias)
+
+  def label_outputs(self, head: Head) -> dict[str, tf.Tensor]:
+    """Logits and probabilities by name, float32 [B, labels] or [B, S, labels].
+
+    A regression has no probabilities.
+    """
+    matmul, bias, *_ = self.label_logits(head)
+    logits = tf.cast(matmul, tf.float32) + bias
+    if not head.reads_pooled:
+      shape = tf.shape(self.model.get_sequence_output())[:2]
+      logits = tf.reshape(logits, tf.concat([shape, [self.labels]], 0))
+    if head.reads_pooled and self.labels == 1:
+      return {"logits": logits}
+    return {"logits": logits, "probabilities": tf.nn.softmax(logits)}
 
 
 def encode(
   batch: FinetuningBatch,
-  config: FinetuningConfig,
+  task: FinetuningTask,
   is_training: bool,
   dropout_seed=None,
   **parts,
-) -> modeling.BertModel:
+) -> HeadInput:
   """The encoder on a batch; `parts` are further arguments of `BertModel`."""
-  return modeling.BertModel(
+  config, policy = task.config, mixed_precision.policy_of(task.config)
+  model = modeling.BertModel(
     config.bert,
     is_training,
     batch.input_ids,
@@ -67,11 +82,14 @@ def encode(
     batch.segment_ids,
     scope="bert",
     dropout_seed=dropout_seed,
-    policy=mixed_precision.policy_of(config),
+    policy=policy,
     recompute=config.recompute if is_training else (),
     examples_per_sequence=batch.weights.shape[1],
     **parts,
   )
+  rate = config.bert.hidden_dropout_prob if is_training else 0.0
+  dropout = (rate, encoder.head_dropout_seed(dropout_seed))
+  return HeadInput(model, config.bert, policy, task.outputs, dropout=dropout)
 
 
 def variables(head: Head, outputs: int, bert: BertConfig):
@@ -84,40 +102,3 @@ def variables(head: Head, outputs: int, bert: BertConfig):
     tf.get_variable(head.weights, shape, initializer=initializer),
     tf.get_variable(head.bias, [outputs], initializer=zeros),
   )
-
-
-def label_logits(
-  head: Head,
-  features,
-  labels: int,
-  bert: BertConfig,
-  policy=mixed_precision.FP32,
-):
-  """policy.heads [n, labels] and the float32 bias [labels], from [..., H]."""
-  weights, bias = variables(head, labels, bert)
-  matrix = tf.cast(layers.reshape_to_matrix(features), policy.heads)
-  weights = tf.cast(weights, policy.heads)
-  return tf.matmul(matrix, weights, transpose_b=True), bias
-
-
-def trained_label_logits(
-  head: Head,
-  output,
-  labels: int,
-  config: FinetuningConfig,
-  is_training: bool,
-  dropout_seed,
-):
-  """`label_logits` of an output [..., H], after the head's dropout."""
-  policy = mixed_precision.policy_of(config)
-  features = modeling.head_features(output, config.bert, policy)
-  rate = config.bert.hidden_dropout_prob if is_training else 0.0
-  seed = encoder.head_dropout_seed(dropout_seed)
-  features = layers.dropout(features, rate, seed)
-  return label_logits(head, features, labels, config.bert, policy)
-
-
-def losses_and_correct(matmul, bias, targets, config: FinetuningConfig):
-  """float32 [2, n]: nats, and 1 where the target is the most likely label."""
-  losses = mixed_precision.policy_of(config).losses
-  return kernels.cross_entropy(matmul, bias, targets, dtype=losses)

@@ -10,20 +10,10 @@ def accuracy(targets, predicted) -> float:
   return float(np.mean(targets == predicted))
 
 
-def f1(targets, predicted, average: str = "binary") -> float:
-  """F1 of label 1, the second of two; "macro": the mean of all labels'."""
+def _of_sklearn(name: str, targets, predicted, **given) -> float:
   from sklearn import metrics  # takes a second to load
 
-  return float(
-    metrics.f1_score(targets, predicted, average=average, zero_division=0.0)
-  )
-
-
-def matthews(targets, predicted) -> float:
-  """Matthews correlation; 0 where all predictions are alike."""
-  from sklearn import metrics
-
-  return float(metrics.matthews_corrcoef(targets, predicted))
+  return float(getattr(metrics, name)(targets, predicted, **given))
 
 
 def _correlation(name: str, targets, predicted) -> float:
@@ -36,6 +26,10 @@ def _correlation(name: str, targets, predicted) -> float:
   return float(getattr(stats, name)(targets, predicted).statistic)
 
 
+# F1 of label 1, the second of two.
+f1 = functools.partial(_of_sklearn, "f1_score", zero_division=0.0)
+# 0 where all predictions are alike.
+matthews = functools.partial(_of_sklearn, "matthews_corrcoef")
 pearson = functools.partial(_correlation, "pearsonr")
 spearman = functools.partial(_correlation, "spearmanr")
 

@@ -88,17 +88,16 @@ class Ner(LabelledTask):
     targets. Outputs "labels", float32 [B, S], the most likely ones.
     """
     from finetuning import heads  # these load TensorFlow
-    from model import layers
+    from model import kernels, layers
 
-    tf, settings = later.tf, (self.config, is_training, dropout_seed)
-    model = heads.encode(batch, *settings, with_pooler=False)
-    sequence = model.get_sequence_output()
-    matmul, bias = heads.trained_label_logits(
-      tasks.TOKENS, sequence, self.outputs, *settings
+    tf = later.tf
+    encoder = heads.encode(
+      batch, self, is_training, dropout_seed, with_pooler=False
     )
-    targets = tf.reshape(batch.targets, [-1])
-    both = heads.losses_and_correct(
-      matmul, bias, tf.maximum(targets, 0), self.config
+    matmul, bias, *_ = encoder.label_logits(tasks.TOKENS)
+    targets, dtype = tf.reshape(batch.targets, [-1]), encoder.policy.losses
+    both = kernels.cross_entropy(
+      matmul, bias, tf.maximum(targets, 0), dtype=dtype
     )
     both *= tf.cast(targets > SILENT, tf.float32)
     rows, length = layers.get_shape_list(batch.targets)
@@ -192,8 +191,7 @@ class WordBehaviour(Behaviour):
   reads_pairs = False
 
   def outputs(self, encoder):
-    logits = encoder.label_logits(self.head)
-    return {"logits": logits, "probabilities": later.tf.nn.softmax(logits)}
+    return encoder.label_outputs(self.head)
 
   def answers(self, inputs, context, run):
     positions, sentences = [], []

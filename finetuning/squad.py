@@ -71,7 +71,38 @@ class Squad(FinetuningTask):
     return SquadSource(path, config, part)
 
   def head(self, batch, is_training, dropout_seed=None):
-    return span_head(batch, self.config, is_training, dropout_seed)
+    """`heads.HeadOutput` of an answer's first and last token in each example.
+
+    The loss is the mean of two cross entropies over the example's own tokens.
+    In https://arxiv.org/abs/1810.04805 (section 4.2) and google/bert, padding
+    counts too. `targets`, [B, E, 2], count from the row's first token. Outputs
+    "logits", float32 [B, S, 2].
+    """
+    from finetuning import heads  # these load TensorFlow
+    from model import layers
+
+    tf = later.tf
+    encoder = heads.encode(
+      batch, self, is_training, dropout_seed, with_pooler=False
+    )
+    features = encoder.features(tasks.QUESTIONS)
+    logits = span_logits(features, encoder.bert, encoder.policy)
+    # Tokens of other examples in the row, and padding, cannot be answers.
+    _, slots = layers.get_shape_list(batch.weights)
+    numbers = tf.range(1, slots + 1, dtype=batch.input_mask.dtype)
+    # [B, E, S]
+    is_own = tf.equal(batch.input_mask[:, None, :], numbers[:, None])
+    scores = tf.where_v2(  # [B, E, 2, S]
+      is_own[:, :, None, :], tf.transpose(logits, [0, 2, 1])[:, None], _OUTSIDE
+    )
+    log_probs = tf.nn.log_softmax(scores)
+    of_targets = tf.gather(log_probs, batch.targets, batch_dims=3)
+    best = tf.argmax(scores, axis=-1, output_type=tf.int32)
+    return heads.HeadOutput(
+      -tf.reduce_mean(of_targets, axis=-1),
+      tf.cast(tf.reduce_all(tf.equal(best, batch.targets), -1), tf.float32),
+      {"logits": logits},
+    )
 
   def results(self, source, outputs):
     right, best, odds = {}, {}, {}
@@ -126,45 +157,6 @@ def span_logits(features, bert, policy):
   scores = tf.matmul(matrix, weights, transpose_b=True)
   scores = kernels.add_bias(scores, bias)
   return tf.cast(tf.reshape(scores, [*shape[:2], 2]), tf.float32)
-
-
-def span_head(
-  batch, config: FinetuningConfig, is_training: bool, dropout_seed=None
-):
-  """`heads.HeadOutput` of an answer's first and last token in each example.
-
-  The loss is the mean of two cross entropies over the example's own tokens. In
-  https://arxiv.org/abs/1810.04805 (section 4.2) and google/bert, padding counts
-  too. `targets`, [B, E, 2], count from the row's first token. Outputs "logits",
-  float32 [B, S, 2].
-  """
-  import mixed_precision  # these load TensorFlow
-  import modeling
-  from finetuning import heads
-  from model import layers
-
-  tf, policy = later.tf, mixed_precision.policy_of(config)
-  model = heads.encode(
-    batch, config, is_training, dropout_seed, with_pooler=False
-  )
-  sequence = model.get_sequence_output()
-  features = modeling.head_features(sequence, config.bert, policy)
-  logits = span_logits(features, config.bert, policy)
-  # Tokens of other examples in the row, and padding, cannot be answers.
-  _, slots = layers.get_shape_list(batch.weights)
-  numbers = tf.range(1, slots + 1, dtype=batch.input_mask.dtype)
-  is_own = tf.equal(batch.input_mask[:, None, :], numbers[:, None])  # [B, E, S]
-  scores = tf.where_v2(  # [B, E, 2, S]
-    is_own[:, :, None, :], tf.transpose(logits, [0, 2, 1])[:, None], _OUTSIDE
-  )
-  log_probs = tf.nn.log_softmax(scores)
-  of_targets = tf.gather(log_probs, batch.targets, batch_dims=3)
-  best = tf.argmax(scores, axis=-1, output_type=tf.int32)
-  return heads.HeadOutput(
-    -tf.reduce_mean(of_targets, axis=-1),
-    tf.cast(tf.reduce_all(tf.equal(best, batch.targets), -1), tf.float32),
-    {"logits": logits},
-  )
 
 
 class SquadSource(packed.PackedSource):

@@ -160,17 +160,6 @@ class FinetuningTask:
     head = BY_KIND[self.config.kind]
     return head.outputs or len(self.labels or ()) or 1
 
-  def matmuls(self, rows: int, source) -> list:
-    """The `model_flops.Matmul`s of training on `rows` rows of `source`."""
-    import mixed_precision  # it loads TensorFlow
-    from model import model_flops
-
-    config = self.config
-    policy = mixed_precision.policy_of(config)
-    return model_flops.finetuning(
-      config.bert, policy, config.kind, self.outputs, rows, source
-    )
-
   def results(self, source, outputs: dict) -> dict:
     """Metrics: name -> float. The head's `outputs` are float32 [rows, ...]."""
     raise NotImplementedError

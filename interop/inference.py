@@ -32,7 +32,7 @@ from common.model_files import CONFIG_FILE
 from common.tensorflow_v1 import tf
 from config.bert_config import BertConfig
 from finetuning.behaviour import INPUTS
-from finetuning.heads import ServedEncoder
+from finetuning.heads import HeadInput
 from interop.heads import BEHAVIOURS, ENCODER, MASKED_LM
 from interop.model_source import EXTRA_FOLDER, Source
 from model import tasks, weights
@@ -159,7 +159,7 @@ def _build(
       with_pooler=pools and reads_pooled,
       positions=positions if list(names) == [MASKED_LM] else None,
     )
-    encoder = ServedEncoder(model, bert, policy, labels, positions)
+    encoder = HeadInput(model, bert, policy, labels, positions)
     signatures = {}
     for behaviour in behaviours:
       outputs = {}

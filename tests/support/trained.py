@@ -56,6 +56,7 @@ def logits(kind, bert, ids, segments):
     with_pooler=kind not in ("squad", "ner"),
   )
   sequence, pooled = model.get_sequence_output(), model.get_pooled_output()
+  read = heads.HeadInput(model, bert, mixed_precision.FP32, 3)
   outputs = {"encoder/sequence_output": sequence}
   if pooled is not None:
     outputs["encoder/pooled_output"] = pooled
@@ -69,11 +70,11 @@ def logits(kind, bert, ids, segments):
     outputs["masked_lm/log_probs"] = words[None]
     outputs["next_sentence/log_probs"] = follows
   elif kind == "classifier":
-    matmul, bias = heads.label_logits(tasks.LABELS, pooled, 3, bert)
+    matmul, bias, *_ = read.label_logits(tasks.LABELS)
     outputs["classifier/logits"] = matmul + bias
     outputs["classifier/probabilities"] = tf.nn.softmax(matmul + bias)
   elif kind == "ner":
-    matmul, bias = heads.label_logits(tasks.TOKENS, sequence, 3, bert)
+    matmul, bias, *_ = read.label_logits(tasks.TOKENS)
     scores = tf.reshape(matmul + bias, [1, -1, 3])
     outputs["token_classifier/logits"] = scores
     outputs["token_classifier/probabilities"] = tf.nn.softmax(scores)

@@ -1,6 +1,7 @@
 """Classification: tables to examples, labels, metrics, predictions."""
 
 import functools
+import itertools
 import json
 import re
 import types
@@ -26,17 +27,12 @@ def pair(a, b, room):
   return [2, *a, 3, *b, 3], [0] * (len(a) + 2) + [1] * (len(b) + 1)
 
 
-@pytest.mark.parametrize("a", [0, 1, 4, 9, 10])
-@pytest.mark.parametrize("b", [0, 1, 5, 9])
-@pytest.mark.parametrize("room", [4, 9, 12, 13, 30])
-def test_pairs_are_cut_as_in_google_bert(a, b, room):
-  ids, segments = windows.encode_pair(
-    SPECIAL, room, np.arange(10, 10 + a), np.arange(50, 50 + b)
-  )
-  assert (ids.tolist(), segments.tolist()) == pair(a, b, room)
-
-
-def test_one_text_is_cut():
+def test_texts_are_cut_as_in_google_bert():
+  lengths = (0, 1, 4, 9, 10), (0, 1, 5, 9), (4, 9, 12, 13, 30)
+  for a, b, room in itertools.product(*lengths):
+    texts = np.arange(10, 10 + a), np.arange(50, 50 + b)
+    ids, segments = windows.encode_pair(SPECIAL, room, *texts)
+    assert (ids.tolist(), segments.tolist()) == pair(a, b, room)
   ids, segments = windows.encode_pair(SPECIAL, 5, np.arange(10, 20))
   assert ids.tolist() == [2, 10, 11, 12, 3] and not segments.any()
 
@@ -210,21 +206,15 @@ def test_labels_have_one_order():
     assert sorted(found, key=label_order) == ordered
 
 
-NUMBERS = {"regression": True}
-
-
 @pytest.mark.parametrize(
   "text, changes, words",
   [
     (f"{HEADER}a\t1\nb\t1\n", {},
      "has 1 different labels, such as '1': a classifier"),
-    ("text\tlabel\na\t1\nb\t0\n", {}, "line 2 has no 'sentence'"),
     (HEADER + "".join(f"a\t{i}.5\n" for i in range(1100)), {},
      "1100 different labels, .* for numbers give --regression"),
-    (f"{HEADER}a\t1.5\nb\tx\n", NUMBERS,
+    (f"{HEADER}a\t1.5\nb\tx\n", {"regression": True},
      "line 3: label is 'x', not a finite number"),
-    (f"{HEADER}a\tinf\n", NUMBERS,
-     "line 2: label is 'inf', not a finite number"),
     (f"{HEADER}a\t1\nb\t0\n", {"eval_file": "dev.tsv"},
      "dev.tsv: line 3: label is '2', not one of 0, 1"),
   ],
@@ -248,13 +238,11 @@ NAMES = [
   (["no", "maybe", "yes"], ["yes", "no", "maybe"], [2, 0, 1]),
   (["1.0", " 0"], ["0", "1"], [1, 0]),
   (["True", "False"], ["0", "1"], [1, 0]),
-  (["YES", "No"], ["no", "yes"], [1, 0]),
   (["a", "A"], ["A", "a"], [1, 0]),
   (["cafe\u0301", "b"], ["b", "caf\u00e9"], [1, 0]),
   (["new  york", "b"], ["b", "new york"], [1, 0]),
   (["no", "yes"], ["0", "1"], None),
   (["a", "b"], ["a", "c"], None),
-  (["a", "b", "c"], ["a", "b"], None),
   (["a", "b"], ["a", "b", "c"], None),
   (["a", "A"], ["a", "b"], None),
   (["007", "08"], ["7", "8"], None),
@@ -312,13 +300,10 @@ PUBLISHED = [
   ("mnli", ["entailment", "neutral", "contradiction"], [1, 2]),
   ("mnli", ["ENTAILMENT", "NEUTRAL", "CONTRADICTION"], [1, 2]),
   ("rte", ["not_entailment", "entailment"], [0, 1]),
-  ("qnli", ["entailment", "not_entailment"], [0, 1]),
-  ("cola", ["unacceptable", "acceptable"], [1, 0]),
   ("sst-2", ["POSITIVE", "NEGATIVE"], [0, 1]),
   ("mrpc", ["not_equivalent", "equivalent"], [1, 0]),
   ("qqp", ["duplicate", "not_duplicate"], [1, 0]),
   ("wnli", ["not_entailment", "entailment"], [1, 0]),
-  ("wnli", ["1", "0"], [0, 1]),
 ]
 
 

@@ -181,12 +181,13 @@ def test_heads_read_what_the_config_pools(keys, is_packed):
   config = types.SimpleNamespace(
     bert=bert, precision="fp32", precision_policy=(), recompute=()
   )
-  model = heads.encode(rows, config, False)
+  task = types.SimpleNamespace(config=config, outputs=3)
+  model = heads.encode(rows, task, False).model
   with tf.variable_scope("", reuse=tf.AUTO_REUSE):
-    classified = classification.text_head(
-      rows._replace(targets=rows.targets[:, :, 0]), 3, config, False
+    classified = classification.Classification.head(
+      task, rows._replace(targets=rows.targets[:, :, 0]), False
     )
-    answered = squad.span_head(rows, config, False)
+    answered = squad.Squad.head(task, rows, False)
   with tf.Session() as session:
     values = randomise(session, rng)
     sequence, logits, ends = session.run(

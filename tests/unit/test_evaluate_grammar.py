@@ -100,7 +100,12 @@ def test_a_full_stop_is_no_piece_of_the_word_before_it(spm_model):
   assert (copies[:-1, -2] == row[-2]).all()  # seen with every piece
 
 
-def test_words_of_a_byte_level_bpe(bpe_file):
+def test_what_is_masked(opened, bpe_file):
+  """A token and the later pieces of its word, or the token alone."""
+  _, encoder = opened
+  assert hidden(encoder, "abc d", True) == [[1, 2, 3], [2, 3], [3], [4]]
+  assert hidden(encoder, "abc d", False) == [[1], [2], [3], [4]]
+  assert not pseudo_likelihood.words_alone(encoder).any()  # ## says all
   encoder = kinds.load_tokenizer(tokenizer_file=bpe_file)
   # "the"; the space, c, u, b in a word; and the sign.
   places = [[1], [2, 3, 4, 5], [3, 4, 5], [4, 5], [5], [6]]
@@ -147,17 +152,8 @@ def test_an_export_scores_as_its_checkpoint(folder, opened, tmp_path):
   ]
   np.testing.assert_allclose(*both, rtol=1e-5)
   pairs = write_pairs(tmp_path / "p.jsonl", [("a", "b")])
-  settings = evaluate_grammar.Settings(pairs=pairs, precision="bf16")
   with pytest.raises(UserError, match="is exported with its own"):
-    evaluate_grammar.evaluate(settings, path, Comm())
-
-
-def test_what_is_masked(opened):
-  """A token and the later pieces of its word, or the token alone."""
-  _, encoder = opened
-  assert hidden(encoder, "abc d", True) == [[1, 2, 3], [2, 3], [3], [4]]
-  assert hidden(encoder, "abc d", False) == [[1], [2], [3], [4]]
-  assert not pseudo_likelihood.words_alone(encoder).any()  # ## says all
+    evaluate(path, pairs=pairs, precision="bf16")
 
 
 def test_batches_hold_whole_sentences_of_one_length():
@@ -192,20 +188,19 @@ def test_pairs_of_a_file(tmp_path):
   ]  # fmt: skip
 
 
-REFUSED = {
-  "no sentence": (b"{}\n{", "line 1: .*: sentence_good is missing"),
-  "no json": (b"\n{", "line 2: not a minimal pair"),
-  "no object": (b"[1]", "line 1: .*not an object"),
-  "no text": ({**GOOD, "UID": 3}, "line 1: .*UID is 3, not text"),
-  "another encoding": (b"caf\xe9", "line 1.*: not UTF-8"),
-  "blank": (b"\n \n", "there is no pair in it"),
-}
-
-
-@pytest.mark.parametrize("data, message", REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(
+  "data, message",
+  [
+    (b"{}\n{", "line 1: .*: sentence_good is missing"),
+    (b"\n{", "line 2: not a minimal pair"),
+    (json.dumps({**GOOD, "UID": 3}).encode(), "line 1: .*UID is 3, not text"),
+    (b"caf\xe9", "line 1.*: not UTF-8"),
+    (b"\n \n", "there is no pair in it"),
+  ],
+)
 def test_pairs_that_are_none(tmp_path, data, message):
   path = tmp_path / "a.jsonl"
-  path.write_bytes(json.dumps(data).encode() if type(data) is dict else data)
+  path.write_bytes(data)
   with pytest.raises(DataError, match=f"a.jsonl: {message}"):
     minimal_pairs.read(str(path))
 
@@ -304,16 +299,16 @@ def test_tokens_are_counted_as_they_were_before_masking(tmp_path):
     unigrams.features_of(files, 100)
 
 
-@pytest.mark.parametrize("count", [1, 99, 100, 101, 250, 10_000])
-def test_the_records_to_count(count):
+def test_the_records_to_count():
   """Existing ones, once each; about as many as asked for, from all parts."""
-  for most in (15, 100, 200):
-    for in_a_row in (1, 10, 100):
-      found = unigrams.numbers(range(count), most, in_a_row)
-      assert found[0] == 0 and (np.diff(found) > 0).all()
-      assert found[-1] == count - 1 or most < 2 * in_a_row
-      assert found[-1] < count
-      assert min(count, most) // 2 <= len(found) <= min(count, most)
+  for count, most, in_a_row in itertools.product(
+    (1, 99, 100, 101, 250, 10_000), (15, 100, 200), (1, 10, 100)
+  ):
+    found = unigrams.numbers(range(count), most, in_a_row)
+    assert found[0] == 0 and (np.diff(found) > 0).all()
+    assert found[-1] == count - 1 or most < 2 * in_a_row
+    assert found[-1] < count
+    assert min(count, most) // 2 <= len(found) <= min(count, most)
 
 
 def test_unigram_likelihoods():
@@ -328,6 +323,12 @@ def test_unigram_likelihoods():
 
 
 # The command ------------------------------------------------------------------
+
+
+def evaluate(folder, **given):
+  evaluate_grammar.evaluate(
+    evaluate_grammar.Settings(**given), str(folder), Comm()
+  )
 
 
 @pytest.fixture
@@ -353,10 +354,9 @@ def test_a_run_folder_with_its_records(
   assert known[frequent] > known[rare]
   write_pairs(tmp_path / "down.jsonl", [(rare, frequent)])
   write_pairs(tmp_path / "up.jsonl", [(frequent, rare)])
-  settings = evaluate_grammar.Settings(
-    pairs=f"{tmp_path}/*.jsonl", parts=model_source.Given(vocab_file=letters)
-  )
-  evaluate_grammar.evaluate(settings, str(run), Comm())
+  given = {"parts": model_source.Given(vocab_file=letters)}
+  given["pairs"] = f"{tmp_path}/*.jsonl"
+  evaluate(run, **given)
   found = runs.read_json(run, "grammar_results.json")
   assert found["pairs"] == 11
   down, order, up = found["paradigms"].values()
@@ -370,37 +370,30 @@ def test_a_run_folder_with_its_records(
   # Without the records; where it may not be written it is shown only.
   for path in tmp_path.glob("data-*"):
     path.unlink()
-  evaluate_grammar.evaluate(settings, str(run), Comm())
+  evaluate(run, **given)
   capsys.readouterr()
   assert "unigram" not in runs.read_json(run, "grammar_results.json")
   (run / "grammar_results.json").unlink()
   monkeypatch.setattr(os, "access", lambda path, mode: path != str(run))
-  evaluate_grammar.evaluate(settings, str(run), Comm())
+  evaluate(run, **given)
   said = capsys.readouterr()
   assert "not as it read them: give --unig" in said.err
   assert "mean of 3 paradigms" in said.out and "unigram" not in said.out
   assert not (run / "grammar_results.json").exists()
 
 
-def test_a_folder_of_no_run(folder, pairs_file, tmp_path, letters, capsys):
-  settings = evaluate_grammar.Settings(pairs=pairs_file)
-  evaluate_grammar.evaluate(settings, folder, Comm())
+def test_a_folder_of_no_run(
+  folder, packed_run, pairs_file, tmp_path, letters, capsys
+):
+  evaluate(folder, pairs=pairs_file)
   said = capsys.readouterr()
   assert "does not say on which records" in said.err and ".json" not in said.out
   output = tmp_path / "new" / "folder.json"
-  settings = evaluate_grammar.Settings(pairs=pairs_file, output=str(output))
-  evaluate_grammar.evaluate(settings, folder, Comm())
+  evaluate(folder, pairs=pairs_file, output=str(output))
   assert runs.read_json(output.parent, output.name)["pairs"] == 9
   trained.write_model(tmp_path / "classifier", "classifier", letters)
-  settings = evaluate_grammar.Settings(pairs=pairs_file)
   with pytest.raises(UserError, match="has no masked_lm head, only encoder"):
-    evaluate_grammar.evaluate(settings, str(tmp_path / "classifier"), Comm())
-
-
-def test_records_of_another_vocabulary(packed_run, folder, pairs_file):
+    evaluate(tmp_path / "classifier", pairs=pairs_file)
   (_, pattern), _ = packed_run
-  settings = evaluate_grammar.Settings(
-    pairs=pairs_file, unigram_records=pattern
-  )
   with pytest.raises(UserError, match="records are of another vocabulary"):
-    evaluate_grammar.evaluate(settings, folder, Comm())
+    evaluate(folder, pairs=pairs_file, unigram_records=pattern)

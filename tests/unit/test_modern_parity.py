@@ -159,17 +159,16 @@ def our_outputs(folder, batch, examples):
       with_pooler=tasks.LABELS in found,
     )  # fmt: skip
     sequence = model.get_sequence_output()
-    features = modeling.head_features(sequence, bert)
+    read = heads.HeadInput(model, bert, fp32, 3)
     outputs = {"last_hidden_state": sequence}
     if tasks.LABELS in found:
-      pooled = modeling.head_features(model.get_pooled_output(), bert)
-      matmul, bias = heads.label_logits(tasks.LABELS, pooled, 3, bert)
+      matmul, bias, *_ = read.label_logits(tasks.LABELS)
       outputs = {"logits": matmul + bias}
     elif tasks.TOKENS in found:
-      matmul, bias = heads.label_logits(tasks.TOKENS, features, 3, bert)
+      matmul, bias, *_ = read.label_logits(tasks.TOKENS)
       outputs = {"logits": tf.reshape(matmul + bias, [*examples.shape, 3])}
     elif tasks.QUESTIONS in found:
-      both = squad.span_logits(features, bert, fp32)
+      both = squad.span_logits(read.features(tasks.QUESTIONS), bert, fp32)
       outputs = {"start_logits": both[..., 0], "end_logits": both[..., 1]}
     elif tasks.MASKED_LM in found:
       logits = modeling.masked_lm_logits(

@@ -19,7 +19,6 @@ from checkpoints import checkpointing, metrics
 from common import json_files
 from common.tensorflow_v1 import tf
 from finetuning import classification, packed, squad
-from finetuning.task import FinetuningTask
 from gradients import distributed
 from model import model_flops, sampled_softmax, tasks
 from records import record_shape, tfrecord
@@ -291,9 +290,11 @@ def test_model_flops_of_finetuning_are_those_of_the_graph(kind, pooling):
   )
   source = types.SimpleNamespace(tokens=32, slots=3)
   config.kind, head, outputs, targets = {
-    "classification": (tasks.CLASSIFIER, classification.text_head, 3, 1),
-    "squad": (tasks.SQUAD, squad.span_head, 2, 2),
-  }[kind]
+    "classification": (
+      tasks.CLASSIFIER, classification.Classification.head, 3, 1,
+    ),
+    "squad": (tasks.SQUAD, squad.Squad.head, 2, 2),
+  }[kind]  # fmt: skip
   task = types.SimpleNamespace(config=config, outputs=outputs)
   with tf.Graph().as_default() as graph:
     integers = lambda *shape: tf.placeholder(tf.int32, [4, *shape])
@@ -302,11 +303,14 @@ def test_model_flops_of_finetuning_are_those_of_the_graph(kind, pooling):
       integers(3, targets),
       tf.placeholder(tf.float32, [4, 3]),
     )
-    labels = [outputs] if kind == "classification" else []
-    losses = head(batch, *labels, config, is_training=False).losses
+    losses = head(task, batch, is_training=False).losses
     tf.gradients(tf.reduce_sum(losses), tf.trainable_variables())
     found = matmul_flops(graph)
-  want = model_flops.total(FinetuningTask.matmuls(task, 4, source))
+  want = model_flops.total(
+    model_flops.finetuning(
+      bert, mixed_precision.FP32, config.kind, outputs, 4, source
+    )
+  )
   is_pooled = kind == "classification"
   assert found == want + UNREAD.get(pooling, 0) * is_pooled
 

@@ -43,20 +43,16 @@ def test_conlls_columns(tmp_path):
   assert unlabelled == [(1, ["EU", "rejects"], []), (4, ["Peter"], [])]
 
 
-@pytest.mark.parametrize(
-  "line, fields",
-  [
-    ("New York\tB-LOC", ["New York", "B-LOC"]),  # tabs: spaces are text
-    ("\tO", ["", "O"]),
-    ("10\u00a0000  O ", ["10\u00a0000", "O"]),
-    ("a\u2028b O\r", ["a\u2028b", "O"]),
-    ("#tag\tO", ["#tag", "O"]),
-  ],
-)
-def test_tabs_or_spaces(tmp_path, line, fields):
-  found = read(tmp_path / "a.conll", f"\ufeffx O\n{line}\n \t\r\n")
-  word, label = fields
-  assert found == [(1, ["x", word], ["O", label])]
+def test_tabs_or_spaces(tmp_path):
+  for line, word, label in (
+    ("New York\tB-LOC", "New York", "B-LOC"),  # tabs: spaces are text
+    ("\tO", "", "O"),
+    ("10\u00a0000  O ", "10\u00a0000", "O"),
+    ("a\u2028b O\r", "a\u2028b", "O"),
+    ("#tag\tO", "#tag", "O"),
+  ):
+    found = read(tmp_path / "a.conll", f"\ufeffx O\n{line}\n \t\r\n")
+    assert found == [(1, ["x", word], ["O", label])]
 
 
 CONLL_U = """# sent_id = 1
@@ -108,17 +104,14 @@ def test_json_lines(tmp_path):
 @pytest.mark.parametrize(
   "name, text, message",
   [
-    ("a.txt", "", "a.txt: no sentences"),
     ("a.txt", "\n-DOCSTART- -X- O\n\n# comment\n", "a.txt: no sentences"),
     ("a.txt", "a O\nb X O\n", "line 2: the number of its columns is 3, not 2"),
     ("a.txt", "a\nb\n", "line 1: the number of its columns is 1, not 2"),
     ("a.txt", "a\udc80 O".encode("utf-8", "surrogateescape"), "can't decode"),
-    ("a.jsonl", "\n", "a.jsonl: no rows"),
     ("a.jsonl", '{"tokens": ["a"], "ner_tags": []}', "1: 1 words have 0 l"),
     ("a.jsonl", '{"tokens": ["a"]}', "line 1: ner_tags is missing; see --tok"),
     ("a.jsonl", '{"tokens": "a", "ner_tags": []}', "tokens is 'a', not a l"),
     ("a.jsonl", '{"tokens": ["a"], "ner_tags": [3]}', "3, not text; .*--label"),
-    ("a.jsonl", '["a"]', "line 1 is no JSON object"),
   ],
 )  # fmt: skip
 def test_wrong_files_are_named(tmp_path, name, text, message):

@@ -26,15 +26,9 @@ def test_three_formats_say_the_same(tmp_path):
 
 def test_a_line_end_in_a_csv_field(tmp_path):
   path = write(tmp_path / "a.csv", 'text,label\n"two\nlines",1\nb,0\n')
-  rows = tables.read_table(path)
-  assert [row.line for row in rows] == [3, 4]
-  assert rows[0].values["text"] == "two\nlines"
-
-
-def test_without_a_header(tmp_path):
-  path = write(tmp_path / "a.tsv", "x\t1\t\tgood one\n")
-  rows = tables.read_table(path, ("source", "label", "star", "sentence"))
-  assert tables.column(path, rows, "sentence") == ["good one"]
+  first, second = tables.read_table(path)
+  assert (first.line, second.line) == (3, 4)
+  assert first.values["text"] == "two\nlines"
 
 
 def test_a_few_odd_rows_are_told_and_left_out(tmp_path, capsys):
@@ -48,52 +42,40 @@ def test_a_few_odd_rows_are_told_and_left_out(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-@pytest.mark.parametrize(
-  "name, lines, texts",
-  [
+def test_a_carriage_return_in_a_field_is_text(tmp_path, end):
+  for name, lines, texts in (
     ("a.tsv", ["text\tlabel", "two\rwords\t1", "\rb\r\t0", ""],
      ["two\rwords", "\rb\r"]),
     ("a.csv", ["text,label", '"two\rwords",1', "b,0", ""],
      ["two\rwords", "b"]),
-  ],
-)  # fmt: skip
-def test_a_carriage_return_in_a_field_is_text(
-  tmp_path, end, name, lines, texts
-):
-  path = write(tmp_path / name, end.join(lines))
-  rows = tables.read_table(path, None, True)
-  assert [row.values["text"] for row in rows] == texts
-  assert [row.values["label"] for row in rows] == ["1", "0"]
-  assert [row.line for row in rows] == [2, 3]
+  ):  # fmt: skip
+    rows = tables.read_table(
+      write(tmp_path / name, end.join(lines)), None, True
+    )
+    assert [row.values["text"] for row in rows] == texts
+    assert [row.values["label"] for row in rows] == ["1", "0"]
+    assert [row.line for row in rows] == [2, 3]
 
 
-@pytest.mark.parametrize(
-  "name, text",
-  [
-    ("a.tsv", "a\tb\n1\t2\n\n3\t4\n\n"),
-    ("a.tsv", "a\n1\n\n3\n"),
-    ("a.csv", "a,b\n1,2\n\n3,4\n"),
+def test_rows_that_must_all_be_there(tmp_path):
+  for name, text in (
+    ("a.tsv", "a\tb\n1\t2\n\n3\t4\n\n"), ("a.csv", "a,b\n1,2\n\n3,4\n"),
     ("a.jsonl", '{"a": 1}\n{"a": 2}\n \n{"a": 3}\n\n'),
-  ],
-)
-def test_rows_that_must_all_be_there(tmp_path, name, text):
-  path = write(tmp_path / name, text)
-  with pytest.raises(DataError, match=f"{name}: .* first line 3 is empty"):
-    tables.read_table(path, all_rows=True)
-  rows = tables.read_table(path)
-  assert rows[-1].line == 4
+  ):  # fmt: skip
+    path = write(tmp_path / name, text)
+    with pytest.raises(DataError, match=f"{name}: .* first line 3 is empty"):
+      tables.read_table(path, all_rows=True)
+    assert tables.read_table(path)[-1].line == 4
 
 
 @pytest.mark.parametrize(
   "name, text, words",
   [
-    ("a.tsv", "", "a.tsv: no rows"),
     ("a.tsv", "text\tlabel\n", "a.tsv: no rows"),
     ("a.tsv", "text\ttext\nx\ty\n", "two columns have one name"),
     ("a.csv", 'text,label\n"open,1\n', "line 2"),
     ("a.csv", "text,label\nb\rc,1\n", "line 2: new-line character .* field$"),
     ("a.jsonl", '{"a": 1}\n{"a":\n', "line 2 is no JSON object"),
-    ("a.jsonl", "[" * 10_000, "line 1 is no JSON object: nested too deeply"),
     ("a.jsonl", "[1]\n", r"line 1 is no JSON object: it is \[1\]"),
     ("a.xlsx", "x", "a.xlsx: not named .tsv"),
     ("a.tsv", "text\n\udcff\n", "a.tsv: 'utf-8' codec can't decode byte 0xff"),
@@ -110,10 +92,7 @@ def test_a_column_that_is_not_there(tmp_path):
   with pytest.raises(DataError, match="line 2 has no 'text'; .* words"):
     tables.column(path, rows, "text")
   path = write(tmp_path / "b.csv", "text,label\n,1\nx,\n")
-  rows = tables.read_table(path)
-  assert tables.column(path, rows, "text") == ["", "x"]
-  with pytest.raises(DataError, match='b.csv: line 3 has "" where .label.'):
-    tables.column(path, rows, "label", may_be_empty=False)
+  assert tables.column(path, tables.read_table(path), "text") == ["", "x"]
 
 
 @pytest.mark.parametrize(
@@ -121,10 +100,8 @@ def test_a_column_that_is_not_there(tmp_path):
   [
     ("null", "has null where 'label' should be; its columns are a, label"),
     ("NaN", "has NaN where 'label' should be"),
-    ("[1]", r"has \[1\] where 'label' should be"),
     ('{"is": 1}', 'has {"is": 1} where'),
     ('"  "', 'has "  " where'),
-    ('""', 'has "" where'),
   ],
 )
 def test_a_column_without_a_value(tmp_path, value, words):

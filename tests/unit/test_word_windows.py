@@ -7,7 +7,6 @@ from samples import LETTERS
 
 from finetuning.words import SILENT, encode_words, of_words
 from text_encoders import kinds
-from text_encoders.base import SPECIAL_TOKENS
 
 CLS, SEP = LETTERS.index("[CLS]"), LETTERS.index("[SEP]")
 
@@ -43,8 +42,8 @@ def test_sentences_without_a_word_that_speaks(encoder):
     assert found.tolist() == [SILENT] * len(sentence)
 
 
-@pytest.mark.parametrize("length", [4, 6, 8, 12])
-@pytest.mark.parametrize("stride", [1, 2, 5, 64])
+@pytest.mark.parametrize("length", [4, 6, 12])
+@pytest.mark.parametrize("stride", [1, 5, 64])
 def test_each_word_of_a_long_sentence_speaks_once(encoder, length, stride):
   rng = np.random.default_rng(length)
   sentences = []
@@ -94,23 +93,13 @@ def test_a_words_tokens_are_its_own_within_a_text(encoder, spm_model):
   assert firsts == ["\u2581"] * 3
 
 
-def test_words_of_a_byte_level_bpe_have_their_space(tmp_path):
+def test_words_of_a_byte_level_bpe_have_their_space(bpe_file):
   """The first one, too, as all the others of a text have."""
-  made = tokenizers.Tokenizer(tokenizers.models.BPE())
-  byte_level = tokenizers.pre_tokenizers.ByteLevel
-  made.pre_tokenizer = byte_level(add_prefix_space=False)
-  trainer = tokenizers.trainers.BpeTrainer(
-    vocab_size=300, show_progress=False,
-    special_tokens=[*SPECIAL_TOKENS],
-    initial_alphabet=byte_level.alphabet(),
-  )  # fmt: skip
-  made.train_from_iterator(["a cat and a dog, "] * 9, trainer)
-  made.save(str(tmp_path / "tokenizer.json"))
-  path = str(tmp_path / "tokenizer.json")
-  encoder = kinds.load_tokenizer(tokenizer_file=path)
+  encoder = kinds.load_tokenizer(tokenizer_file=bpe_file)
   given = ["cat", ",", "dog", "\u00e9a"]
   (window,) = encode(encoder, [given])
-  text = made.encode(f" {' '.join(given)}").ids
+  library = tokenizers.Tokenizer.from_file(bpe_file)
+  text = library.encode(f" {' '.join(given)}", add_special_tokens=False).ids
   assert window.ids[1:-1].tolist() == text
   firsts = window.ids[window.words != SILENT]
   assert all(encoder.tokens[i][0] == "\u0120" for i in firsts)
