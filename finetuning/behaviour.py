@@ -58,6 +58,14 @@ class Context(NamedTuple):
 Run = Callable[[Sequence], Iterator[dict[str, np.ndarray]]]
 
 
+class Encoded(NamedTuple):
+  """A text or pair as the model's input."""
+
+  texts: dict[str, Any]  # "text", "pair" if it is one, "tokens_cut" if any are
+  ids: np.ndarray  # int32 [n]
+  segments: np.ndarray  # int32 [n]
+
+
 class Behaviour:
   """What one head of a trained model computes, reads and answers."""
 
@@ -65,6 +73,7 @@ class Behaviour:
   inputs: tuple[str, ...] = INPUTS  # int32, of its signature
   form: dict[str, Any] = {}  # of a line of JSON; {}: JSON is a text as others
   reads_pairs = True
+  sees_masks = True  # [MASK] in a text is that token
 
   @property
   def signature(self) -> str:
@@ -84,11 +93,32 @@ class Behaviour:
   def answers(
     self, inputs: Sequence[Input], context: Context, run: Run
   ) -> Iterator[dict]:
-    """The answers in order; `UserError` for an input that does not fit."""
+    """The answers in order; `UserError` for an input that does not fit.
+
+    Here a text or pair has an answer by itself.
+    """
+    encoded = [self.encode(one, context) for one in inputs]
+    for one, outputs in zip(encoded, run(encoded), strict=True):
+      yield {**one.texts, **self.answer(one.ids, outputs, context)}
+
+  def answer(self, ids: np.ndarray, outputs: dict, context: Context) -> dict:
+    """The answer for tokens [n], of outputs without the batch dimension."""
     raise NotImplementedError
 
   def lines(self, answer: dict) -> list[str]:
     """An answer for people."""
+    title = answer["text"]
+    if "pair" in answer:
+      title += f" {PAIR} {answer['pair']}"
+    lines = [title]
+    for line in self.answer_lines(answer):
+      lines.append(f"  {line}")
+    if "tokens_cut" in answer:
+      lines.append(f"  (too long: {answer['tokens_cut']} tokens were not read)")
+    return lines
+
+  def answer_lines(self, answer: dict) -> list[str]:
+    """The part of `lines` below the text."""
     raise NotImplementedError
 
   def parse(self, line: str) -> Input:
@@ -121,44 +151,6 @@ class Behaviour:
       )
     return Input(*texts)._replace(words=words)
 
-
-class Encoded(NamedTuple):
-  """A text or pair as the model's input."""
-
-  texts: dict[str, Any]  # "text", "pair" if it is one, "tokens_cut" if any are
-  ids: np.ndarray  # int32 [n]
-  segments: np.ndarray  # int32 [n]
-
-
-class TextBehaviour(Behaviour):
-  """A head that answers for each text or pair by itself."""
-
-  sees_masks = True  # [MASK] in a text is that token
-
-  def answer(self, ids: np.ndarray, outputs: dict, context: Context) -> dict:
-    """The answer for tokens [n], of outputs without the batch dimension."""
-    raise NotImplementedError
-
-  def answer_lines(self, answer: dict) -> list[str]:
-    """The part of `lines` below the text."""
-    raise NotImplementedError
-
-  def answers(self, inputs, context, run):
-    encoded = [self.encode(one, context) for one in inputs]
-    for one, outputs in zip(encoded, run(encoded), strict=True):
-      yield {**one.texts, **self.answer(one.ids, outputs, context)}
-
-  def lines(self, answer):
-    title = answer["text"]
-    if "pair" in answer:
-      title += f" {PAIR} {answer['pair']}"
-    lines = [title]
-    for line in self.answer_lines(answer):
-      lines.append(f"  {line}")
-    if "tokens_cut" in answer:
-      lines.append(f"  (too long: {answer['tokens_cut']} tokens were not read)")
-    return lines
-
   def encode(self, one: Input, context: Context) -> Encoded:
     """An input's tokens, cut to the longest that the model takes."""
     texts = [one.text] if one.pair is None else [one.text, one.pair]
@@ -181,11 +173,6 @@ class TextBehaviour(Behaviour):
     if cut:
       named["tokens_cut"] = cut
     return Encoded(named, ids, segments)
-
-
-def by_share(pairs) -> list[tuple]:
-  """(anything, its share) by the share, the highest first."""
-  return sorted(pairs, key=lambda pair: pair[1], reverse=True)
 
 
 def text_and_shares(pairs) -> str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import operator
 import os
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
@@ -14,7 +15,7 @@ from common import tensorflow_v1 as later
 from common.errors import DataError, UserError
 from common.settings import in_group
 from finetuning import metrics, packed, tables
-from finetuning.behaviour import PAIR, TextBehaviour, by_share, text_and_shares
+from finetuning.behaviour import PAIR, Behaviour, text_and_shares
 from finetuning.labels import LabelledTask, as_number
 from finetuning.task import FinetuningConfig
 from finetuning.windows import encode_pair, pair_length
@@ -304,7 +305,7 @@ class Classification(LabelledTask):
 # Answers ----------------------------------------------------------------------
 
 
-class LabelBehaviour(TextBehaviour):
+class LabelBehaviour(Behaviour):
   """Names the label of a text or pair, or for a regression its number."""
 
   head = tasks.LABELS
@@ -337,5 +338,6 @@ class LabelBehaviour(TextBehaviour):
   def answer_lines(self, answer):
     if "value" in answer:
       return [f"{answer['value']:.4f}"]
-    pairs = by_share(answer["probabilities"].items())
+    share = operator.itemgetter(1)
+    pairs = sorted(answer["probabilities"].items(), key=share, reverse=True)
     return [text_and_shares(pairs)]

@@ -10,10 +10,10 @@ def accuracy(targets, predicted) -> float:
   return float(np.mean(targets == predicted))
 
 
-def _of_sklearn(name: str, targets, predicted, **given) -> float:
+def _of_sklearn(name: str, targets, predicted, **options) -> float:
   from sklearn import metrics  # takes a second to load
 
-  return float(getattr(metrics, name)(targets, predicted, **given))
+  return float(getattr(metrics, name)(targets, predicted, **options))
 
 
 def _correlation(name: str, targets, predicted) -> float:

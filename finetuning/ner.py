@@ -169,9 +169,10 @@ class NerSource(packed.PackedSource):
       examples.append(packed.Example(ids, segments, where, (), weight))
     super().__init__(path, examples, config)
     self._words = np.full([len(self), self.tokens], SILENT)
-    slots = self.slots_of_examples
-    for window, row, start in zip(windows, slots.row, slots.start, strict=True):
-      self._words[row, start : start + len(window.words)] = window.words
+    for window, part in zip(
+      windows, self.of_examples(self._words), strict=True
+    ):
+      part[:] = window.words
     # SILENT is the last end, without a label.
     self._columns["targets"] = rows[self._words].astype(np.int32)
 

@@ -6,7 +6,7 @@ examples. Each attends only to itself and begins at position 0 (see
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -116,6 +116,14 @@ class PackedSource:
   def packing_factor(self) -> float:
     """Mean number of examples in a row."""
     return len(self.examples) / len(self._rows)
+
+  def of_examples(self, of_tokens: np.ndarray) -> Iterator[np.ndarray]:
+    """Each example's part of an array [rows, S, ...]; writing changes it."""
+    slots = self.slots_of_examples
+    for example, row, start in zip(
+      self.examples, slots.row, slots.start, strict=True
+    ):
+      yield of_tokens[row, start : start + len(example.ids)]
 
   def rows_of(self, examples: int) -> int:
     """The number of rows with about this number of examples; at least 1."""

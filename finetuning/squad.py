@@ -1,6 +1,7 @@
 """Answers as spans of a paragraph: SQuAD 1.1 and 2.0."""
 
 import dataclasses
+import operator
 from typing import ClassVar
 
 import numpy as np
@@ -11,7 +12,7 @@ from common import tensorflow_v1 as later
 from common.errors import DataError, UserError
 from common.settings import in_group
 from finetuning import packed, spans, squad_metric
-from finetuning.behaviour import PAIR, Behaviour, by_share
+from finetuning.behaviour import PAIR, Behaviour
 from finetuning.spans import AnswerSettings, Question
 from finetuning.task import FinetuningConfig, FinetuningTask
 from model import tasks
@@ -215,13 +216,8 @@ class SquadSource(packed.PackedSource):
 
   def answers(self, logits: np.ndarray) -> dict[str, spans.Answers]:
     """Question id -> answers, from float32 [rows, S, 2]."""
-    slots, scores = self.slots_of_examples, []
-    for window, row, start in zip(
-      self._windows, slots.row, slots.start, strict=True
-    ):
-      scores.append(logits[row, start : start + len(window.ids)])
     answers = spans.choose_answers(
-      self.questions, self._windows, scores, self._config
+      self.questions, self._windows, self.of_examples(logits), self._config
     )
     return {q.id: a for q, a in zip(self.questions, answers, strict=True)}
 
@@ -286,12 +282,9 @@ class QuestionBehaviour(Behaviour):
     self._settings(context).check()
 
   def _settings(self, context) -> AnswerSettings:
-    values = {}
-    for name in spans.ANSWER_SETTINGS:
-      if name in context.task:
-        values[name] = context.task[name]
-    values["max_seq_length"] = context.max_seq_length
-    return AnswerSettings(**values)
+    known = context.task.keys() & {*spans.ANSWER_SETTINGS}
+    values = {name: context.task[name] for name in known}
+    return AnswerSettings(**values | {"max_seq_length": context.max_seq_length})
 
   def answers(self, inputs, context, run):
     questions, settings = [], self._settings(context)
@@ -310,8 +303,10 @@ class QuestionBehaviour(Behaviour):
       logits.append(both[: len(window.ids)])
       counts[window.question] += 1
     chosen = spans.choose_answers(questions, windows, logits, settings)
+    share = operator.itemgetter(1)
     for question, answers, count in zip(questions, chosen, counts, strict=True):
-      best = by_share(answers.shares(settings))[: context.top_k]
+      best = sorted(answers.shares(settings), key=share, reverse=True)
+      best = best[: context.top_k]
       yield {
         "question": question.text,
         "answer": answers.text(settings.threshold),

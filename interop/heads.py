@@ -11,14 +11,13 @@ from finetuning import classification, ner, squad
 from finetuning.behaviour import (
   INPUTS,
   Behaviour,
-  TextBehaviour,
   text_and_shares,
 )
 from model import tasks
 from text_encoders.base import MASK
 
 
-class EncoderBehaviour(TextBehaviour):
+class EncoderBehaviour(Behaviour):
   """Shows a text as a vector, from the last layer's outputs."""
 
   def outputs(self, encoder):
@@ -41,7 +40,7 @@ class EncoderBehaviour(TextBehaviour):
     return [f"{len(vector)} numbers, {of}: {first} ... (--json: all)"]
 
 
-class NextSentenceBehaviour(TextBehaviour):
+class NextSentenceBehaviour(Behaviour):
   """Says whether the second text of a pair follows the first."""
 
   head = tasks.NEXT_SENTENCE
@@ -61,7 +60,7 @@ class NextSentenceBehaviour(TextBehaviour):
     return [f"follows: {answer['is_next']:.1%}"]
 
 
-class MaskedLmBehaviour(TextBehaviour):
+class MaskedLmBehaviour(Behaviour):
   """Finds the most likely tokens for each [MASK]."""
 
   head = tasks.MASKED_LM

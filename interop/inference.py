@@ -19,6 +19,7 @@ import contextlib
 import glob
 import os
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -44,11 +45,11 @@ _DEFAULT = tf.saved_model.signature_constants.DEFAULT_SERVING_SIGNATURE_DEF_KEY
 _TAGS = [tf.saved_model.tag_constants.SERVING]
 
 
-class Model:
-  """An open model: its session and its SignatureDefs by name."""
+class Model(NamedTuple):
+  """An open model."""
 
-  def __init__(self, session: tf.Session, signatures: dict):
-    self.session, self.signatures = session, signatures
+  session: tf.Session
+  signatures: dict  # name -> SignatureDef
 
   def signature(self, name: str):
     """A SignatureDef; `UserError` if the model has no such head."""

@@ -132,8 +132,7 @@ def train_wordpiece(
     for letter in word:
       letters[letter] += count
   # Sorted twice, so that equally frequent letters have one order.
-  ranked = sorted(letters)
-  ranked.sort(key=letters.__getitem__, reverse=True)
+  ranked = sorted(sorted(letters), key=letters.__getitem__, reverse=True)
   alphabet = frozenset(ranked[: min(_MAX_ALPHABET, room)])
   kept = sorted(word for word in words if alphabet.issuperset(word))
   if not kept:

@@ -22,6 +22,7 @@ from finetuning import classification, ner, packed, squad, task_file
 from interop import run_settings
 
 run = finetuning_runs.run
+slow = lambda *values: pytest.param(*values, marks=pytest.mark.slow)
 
 
 @pytest.fixture
@@ -204,34 +205,29 @@ def test_a_run_folder_is_enough(tmp_path, pretrained, letters, name):
 
 def test_a_run_keeps_what_it_started_from(tmp_path, pretrained, finished):
   """Also if a newer checkpoint comes there, or nothing is left of it."""
-  folder = finished(CLASSIFIER)
-  start = f"{pretrained}/model.ckpt-3"
+  folder, start = finished(CLASSIFIER), f"{pretrained}/model.ckpt-3"
   run = {"plan": {"ranks": 1}, "flags": {"init_checkpoint": start}}
   (folder / "run.json").write_text(json.dumps({"runs": [run]}))
-  given = dict(
-    do_train=True, train_file="x", output_dir=str(folder),
-    init_checkpoint=str(pretrained),
-  )  # fmt: skip
-  config, lines = settled_flags(**given)
+  given = dict(do_train=True, train_file="x", output_dir=str(folder))
+  config, lines = settled_flags(**given, init_checkpoint=str(pretrained))
   assert config.init_checkpoint == start
   assert lines == [f"--bert_config_file={folder}/bert_config.json, as found"]
   assert config.do_lower_case is False and config.vocab_file is None
   (tmp_path / "other").mkdir()
-  other = {**given, "init_checkpoint": f"{tmp_path}/other"}
-  config, lines = settled_flags(**other)
+  config, lines = settled_flags(**given, init_checkpoint=f"{tmp_path}/other")
   assert config.init_checkpoint == start
   assert f"other is ignored: {folder} holds a run that was started" in lines[0]
   # A start that saved nothing does not bind the next one.
-  unsaved = tmp_path / "unsaved"
-  unsaved.mkdir()
-  shutil.copy(folder / "run.json", unsaved)
-  _, lines = settled_flags(**{**given, "output_dir": str(unsaved)})
+  (tmp_path / "unsaved").mkdir()
+  shutil.copy(folder / "run.json", tmp_path / "unsaved")
+  unsaved = {**given, "output_dir": f"{tmp_path}/unsaved"}
+  _, lines = settled_flags(**unsaved, init_checkpoint=str(pretrained))
   assert "which this run was started" not in lines[0]
   shutil.rmtree(pretrained)
-  assert settled_flags(**given)[0].init_checkpoint == str(pretrained)
-  del given["init_checkpoint"], given["do_train"]
-  config, _ = settled_flags(**given, do_predict=True, predict_file="x")
-  assert config.tokenizer().vocab_size > 50
+  config, _ = settled_flags(**given, init_checkpoint=str(pretrained))
+  assert config.init_checkpoint == str(pretrained)
+  given = dict(do_predict=True, predict_file="x", output_dir=str(folder))
+  assert settled_flags(**given)[0].tokenizer().vocab_size > 50
 
 
 def test_presets(tmp_path, letters, monkeypatch):
@@ -390,11 +386,11 @@ def test_squad_2(tmp_path, answer):
   assert all((predictions[q] == "") == (odds[q] > 0.0) for q in odds)
 
 
-@pytest.mark.parametrize("name", ["classify", "answer", "label"])
+@pytest.mark.parametrize("name", [slow("classify"), "answer", "label"])
 def test_packed_equals_unpacked(tmp_path, request, trained, name):
   make, out = request.getfixturevalue(name), trained(name, tmp_path / "out")
   found = {}
-  for most in (1, 2, 16):
+  for most in (1, 16):
     task = make(
       out, do_train=False, do_eval=True, examples_per_record=most,
       eval_batch_size=5,
@@ -402,7 +398,6 @@ def test_packed_equals_unpacked(tmp_path, request, trained, name):
     found[most] = run(task)["evaluation"]
     assert task.evaluation_set.slots <= most
     shutil.rmtree(out / "eval", ignore_errors=True)
-  assert found[2] == pytest.approx(found[1], rel=1e-5)
   assert found[16] == pytest.approx(found[1], rel=1e-5)
   assert task.evaluation_set.slots >= 2
 
@@ -461,7 +456,7 @@ def test_rows_of_labels_of_words_go_by_their_names(
   np.testing.assert_allclose(*bias, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["classify", "label"])
+@pytest.mark.parametrize("name", [slow("classify"), "label"])
 def test_one_big_batch_equals_micro_batches(tmp_path, request, name):
   """Though those of labels have different numbers of words."""
   make, losses = request.getfixturevalue(name), {}
@@ -475,9 +470,7 @@ def test_one_big_batch_equals_micro_batches(tmp_path, request, name):
   assert len(losses[4]) > 4
 
 
-@pytest.mark.parametrize(
-  "name", ["classify", "label", pytest.param("answer", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("name", ["classify", slow("label"), slow("answer")])
 def test_resumed_equals_never_stopped(tmp_path, request, trained, name):
   make = request.getfixturevalue(name)
   whole, part = tmp_path / "whole", tmp_path / "part"
@@ -537,10 +530,9 @@ def test_the_best_is_kept_evaluated_and_predicted_with(tmp_path, classify):
 @pytest.mark.parametrize(
   "flag, file",
   [
-    pytest.param("spm_model_file", "spm_model", marks=pytest.mark.slow),
-    ("tokenizer_file", "bpe_file"),
+    slow("spm_model_file", "spm_model"), ("tokenizer_file", "bpe_file"),
   ],
-)
+)  # fmt: skip
 def test_other_vocabularies(tmp_path, request, flag, file):
   make = finetuning_runs.maker("answer", tmp_path, None)
   samples.write_config(tmp_path / "config.json", vocab_size=300)
