@@ -93,7 +93,7 @@ class Description:
     """Raises `UserError` for a damaged config."""
     if self.is_huggingface:
       return huggingface_config.read_config(self.folder).config
-    if not os.path.exists(self.bert_file):
+    if not (self.folder and os.path.exists(self.bert_file)):
       return None
     return BertConfig.from_json_file(self.bert_file)
 

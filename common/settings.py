@@ -69,6 +69,7 @@ class Setting:
   alias: str = ""  # another name, by which other commands have this flag
   read: Callable | None = None  # makes the field's value from the flag's
   needs: str = ""  # the field without which it means nothing
+  excludes: tuple[str, ...] = ()  # fields that contradict it
 
   @property
   def required(self) -> bool:
@@ -85,7 +86,7 @@ class Setting:
     if low is None:
       return ""
     if high is None:
-      return "not negative"
+      return f"{low:g} or more"
     if (low, high) == (0, 1) and self.kind is int:
       return "0 or 1"
     return f"{low} to {high if self.kind is int else format(high, 'g')}"
@@ -106,7 +107,7 @@ class Setting:
       and (self.below is None or value < self.below)
     ):
       return ""
-    return f"must be {self.limits}".replace("be not", "not be")
+    return f"must be {self.limits}"
 
   def entry(self) -> tuple[str, str, str]:
     """(flag, kind of value, meaning) for people."""
@@ -183,14 +184,24 @@ def settings_of(kind: Any) -> Iterator[Setting]:
 
 def check(settings) -> None:
   """Raises `UserError` for a value that its field or another one forbids."""
-  for field, one in _declared(type(settings)):
-    # A dataclass inside has checked itself, and `read` its text.
-    value = getattr(settings, field.name)
-    if one is None or one.read or value is None:
-      continue
-    if value and one.needs and not getattr(settings, one.needs):
+  # A dataclass inside has checked itself.
+  declared = [one for _, one in _declared(type(settings)) if one]
+  values = {one.name: getattr(settings, one.name) for one in declared}
+  used = [
+    one for one in declared if values[one.name] not in (None, one.default)
+  ]
+  names = {one.name for one in used}
+  for one in used:
+    if one.needs and one.needs not in names:
       raise UserError(f"--{one.name} needs --{one.needs}")
-    if problem := one.problem(value):
+    for other in names.intersection(one.excludes):
+      raise UserError(
+        f"--{one.name} does not go with --{other}: leave one of them out"
+      )
+  for one in declared:
+    value = values[one.name]
+    # `read` has checked its text.
+    if not one.read and value is not None and (problem := one.problem(value)):
       value = ",".join(value) if one.kind is tuple else value
       raise UserError(f"--{one.name}={value}: {problem}")
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-from common.errors import UserError
 from common.settings import check, setting
 
 
@@ -20,7 +19,9 @@ class AllreduceConfig:
     "Send gradients as float16, with a loss scale against underflow.")
   powersgd_rank: int = setting(0,
     "Columns of the two matrices whose product is sent for a gradient "
-    "(PowerSGD, for slow networks). 0 sends gradients as they are.", low=0)
+    "(PowerSGD, for slow networks). It sums whole float32 factors on all "
+    "ranks. 0 sends gradients as they are.",
+    low=0, excludes=("fp16_allreduce", "zero"))
   zero: int = setting(0,
     "Stage of ZeRO. 1: each rank keeps and updates its share of the "
     "optimizer's state; checkpoints stay the same. 0: every rank keeps all.",
@@ -29,9 +30,3 @@ class AllreduceConfig:
 
   def __post_init__(self):
     check(self)
-    for other in ("fp16_allreduce", "zero"):
-      if self.powersgd_rank and getattr(self, other):
-        raise UserError(
-          "--powersgd_rank sums whole float32 factors on all ranks: leave out "
-          f"--{other}"
-        )

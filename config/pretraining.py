@@ -222,16 +222,8 @@ class RunConfig:
   @classmethod
   def from_flags(cls, flags) -> Self:
     """The config of flags alone: no folder of a model is looked at."""
-    present = settings.present(flags)
-    named = cls.read_files(present)
-    return settings.from_flags(
-      cls, flags, cls.values_in_files(present | named), named
-    )
-
-  @classmethod
-  def read_files(cls, present: dict) -> dict:
-    """Field -> content of files that flags name, that others need, too."""
-    return {}
+    values, content = cls.in_files(settings.present(flags))
+    return settings.from_flags(cls, flags, values, content)
 
   @classmethod
   def defaults(cls, task: dict, present: dict) -> dict:
@@ -239,12 +231,9 @@ class RunConfig:
     return {}
 
   @classmethod
-  def values_in_files(cls, present: dict) -> dict:
-    """Flags whose values are in files that others name: name -> value.
-
-    `present` are the flags that are given, with the content of `read_files`.
-    """
-    return {}
+  def in_files(cls, present: dict) -> tuple[dict, dict]:
+    """The content of files that flags name: (flag -> value, field -> value)."""
+    return {}, {}
 
   def check_files(self) -> None:
     """Raises an error for a file to read that is missing."""
@@ -327,7 +316,8 @@ class PretrainingConfig(RunConfig):
   stages: tuple | None = _task(None,
     "JSON file with a list of stages, each with its own data, lengths, batch, "
     "masks or dropout: see docs/training.md. Weights, moments, the learning "
-    "rate's schedule and the position in the data continue.", read=stages.read)
+    "rate's schedule and the position in the data continue.",
+    read=stages.read, excludes=("cooldown_from", "num_accumulation_steps"))
   input_file: str | None = _data(None,
     "Record files to train on: names, globs and URLs (s3://...), "
     "comma-separated. Needed unless it is a --dry_run, or --stages name them.")
@@ -372,7 +362,8 @@ class PretrainingConfig(RunConfig):
     "falls to 0 in --num_decay_steps, and the run ends. The checkpoint must "
     "be of the part with a constant rate; a folder means its newest one. "
     "Moments, counters and the position in the data are that run's. Give its "
-    "other flags, too, but not --init_checkpoint.")
+    "other flags, too, but not --init_checkpoint.", needs="num_decay_steps",
+    excludes=("init_checkpoint", "max_train_minutes"))
   max_train_minutes: float = _batch(0.0,
     "Minutes to train, over all starts of a run. Evaluations and saves count; "
     "starting and the first update, which compiles, do not. The schedule of "
@@ -391,7 +382,7 @@ class PretrainingConfig(RunConfig):
     "labels; resampled every update, frequent ones almost always. A small "
     "model with a large vocabulary trains up to twice as fast. Training's loss "
     "and accuracy are then estimates; evaluations use all tokens. 0: all.",
-    low=0)
+    low=0, excludes=("tensor_parallel",))
   tensor_parallel: int = _ranks(1,
     "Consecutive ranks that hold one model together, each a slice of every "
     "layer. They count as one rank for batch sizes and steps. Checkpoints stay "
@@ -427,15 +418,9 @@ class PretrainingConfig(RunConfig):
         "--initial_weights=random"
       )
     self.stage_bert.validate("the BERT config of the stage")
-    if self.cooldown_from:
-      needs: dict[str, Any] = {
-        "--do_train": self.do_train or self.dry_run,
-        "--lr_schedule=wsd or wsd_linear": self.lr_schedule.startswith("wsd"),
-        "--num_decay_steps": self.num_decay_steps,
-        "no --init_checkpoint": not self.init_checkpoint,
-        "no --max_train_minutes": not self.max_train_minutes,
-      }
-      _check_needs("--cooldown_from", needs)
+    for flag in ("cooldown_from", "stages"):
+      if getattr(self, flag) and not (self.do_train or self.dry_run):
+        raise UserError(f"--{flag} needs --do_train")
     if self.stages:
       self._check_stages()
     if self.tensor_parallel > 1:
@@ -464,12 +449,10 @@ class PretrainingConfig(RunConfig):
   def _check_stages(self) -> None:
     # What a stage sets, or what counts steps of one batch, has no meaning for
     # the whole run.
-    thetas = [item.get("global_rope_theta") for item in self.stages or ()]
+    items = self.stages or ()
+    thetas = [item.get("global_rope_theta") for item in items]
     needs: dict[str, Any] = {
-      "--do_train": self.do_train or self.dry_run,
       "--global_batch_size, or one in each stage": self.global_batch_size,
-      "no --cooldown_from": not self.cooldown_from,
-      "no --num_accumulation_steps": not self.num_accumulation_steps,
       "no --num_train_steps (total_num_steps in --config_json), except with "
       "--max_train_minutes": (
         self.max_train_minutes
@@ -478,14 +461,14 @@ class PretrainingConfig(RunConfig):
       "--eval_input_file, because stages have their own --input_file": (
         self.eval_input_file
         or not self.do_eval
-        or not any("input_file" in item for item in self.stages or ())
+        or not any("input_file" in item for item in items)
       ),
       "rotary positions in the BERT config for global_rope_theta": (
         self.bert.position_type == "rotary" or not any(thetas)
       ),
       "the BERT config's global_rope_theta in the last stage, because the "
       "trained model has it": (
-        not thetas or thetas[-1] in (None, self.bert.global_rope_theta)
+        thetas[-1] in (None, self.bert.global_rope_theta)
       ),
     }
     _check_needs("--stages", needs)
@@ -503,25 +486,18 @@ class PretrainingConfig(RunConfig):
       "--xla=layers: ranks communicate in the forward pass, which "
       f"--xla={self.xla} makes one program": self.xla != "step",
       "no --powersgd_rank": not self.allreduce.powersgd_rank,
-      "no --sampled_softmax": not self.sampled_softmax,
       "the same masks in all slices: one --masked_lm_prob, or no "
       "--max_train_minutes": not (self.max_train_minutes and moves),
     }
     _check_needs(flag, needs)
 
   @classmethod
-  def read_files(cls, present):
-    if "stages" not in present:
-      return {}
-    return {"stages": stages.read(present["stages"])}
-
-  @classmethod
-  def values_in_files(cls, present):
-    # What each stage has need not be a flag. The first stage's stands for it:
-    # its data is read first.
-    values = {}
+  def in_files(cls, present):
+    values, content = {}, {}
     if "stages" in present:
-      each = present["stages"]
+      each = content["stages"] = stages.read(present["stages"])
+      # What each stage has need not be a flag. The first stage's stands for it:
+      # its data is read first.
       in_all = set.intersection(*map(set, each))
       if "input_file" in in_all:
         values["input_file"] = each[0]["input_file"]
@@ -529,7 +505,7 @@ class PretrainingConfig(RunConfig):
         values["global_batch_size"] = each[0]["global_batch_size"][1]
     if "config_json" in present:
       values |= deepspeed_json.flags_of(cls, present["config_json"], present)
-    return values
+    return values, content
 
   def check_files(self):
     if self.do_eval and self.eval_input_file:

@@ -75,12 +75,10 @@ def configured(kind: type, flags) -> tuple[Any, list[str]]:
   contradicts them.
   """
   present = settings.present(flags)
-  # Each file that a flag names is read once, here.
-  named: dict[str, Any] = kind.read_files(present)
-  in_files = kind.values_in_files(present | named)
+  in_files, content = kind.in_files(present)  # each is read once, here
   values = in_files | present
-  if named.get("stages"):
-    values |= named["stages"][0]  # what is read first
+  if content.get("stages"):
+    values |= content["stages"][0]  # what is read first
   origin = find_origin(values.get("output_dir") or "", present)
   trains = bool(values.get("do_train") or values.get("dry_run"))
   held_out = None if trains else values.get("eval_input_file")
@@ -94,14 +92,13 @@ def configured(kind: type, flags) -> tuple[Any, list[str]]:
     defaults, lines = _of_model(present, origin)
     defaults |= _of_task(kind, values, present, origin)
   bert, of_bert = _bert(kind, defaults | values, origin, records)
-  if bert:
-    named["bert_config_file"] = bert
-  if origin.init:
-    named["init_checkpoint"] = origin.init
-  if origin.branch:
-    named["cooldown_from"] = origin.branch
+  named = {
+    "bert_config_file": bert, "init_checkpoint": origin.init,
+    "cooldown_from": origin.branch,
+  }  # fmt: skip
+  content |= {flag: value for flag, value in named.items() if value}
   # A flag counts most, then files that flags name, then the run or model.
-  config = settings.from_flags(kind, flags, defaults | in_files, named)
+  config = settings.from_flags(kind, flags, defaults | in_files, content)
   if not origin.hold():
     return configured(kind, flags)  # chooses again
   return config, [*origin.lines, *lines, *of_bert]
@@ -188,14 +185,12 @@ def _bert(
 ) -> tuple[BertConfig | None, list[str]]:
   """The BERT config if no file is given that says all, and lines about it."""
   name, about = values.get("bert_config_file"), origin.about
-  bert = about.bert if origin.model or about.folder else None
-  binds = bert and (origin.model or (origin.continues and is_preset(name)))
-  if binds:
+  bert, resumes = about.bert, origin.continues and is_preset(name)
+  if bert and (not name or origin.model or resumes):
     model = origin.init or about.folder
     config = model_source.read_config(name, about, model)
     if name and not is_preset(name):
       return config, []
-  if bert and (not name or (binds and is_preset(name))):
     return bert, [f"{agreement.BERT_FLAG}={about.bert_file}, as found"]
   if not is_preset(name):
     return None, []
@@ -231,7 +226,15 @@ def _objective(
     if learned.get("objective") == "mlm":
       objective = "mlm"
       lines.append(f"--objective=mlm, as {origin.about.learned_from} says")
-  manifest = records and _manifest(records, objective)
+  manifest = records.manifest if records else None
+  if records and not objective:
+    kinds_of = {m.objective: path for path, m in records.manifests.values()}
+    if len(kinds_of) > 1:
+      both = [f"{path} for {name}" for name, path in kinds_of.items()]
+      raise UserError(
+        f"{' and '.join(both)}: give records of one kind, or --objective=mlm, "
+        "which learns from both"
+      )
   if not objective:
     objective = manifest.objective if manifest else data_set.OBJECTIVES[0]
   if origin.model:
@@ -254,43 +257,19 @@ def _segments(
   # The model's stay, also where it is only evaluated. Where no file says them,
   # it is published, and has them.
   learned, path = about.learned, about.learned_from
+  if segments is not None:
+    if has_pairs and not trains:
+      now = {"segment_ids": segments}
+      agreement.agree(learned, now, path, (agreement.MODEL,))
+    return segments, []
   used = learned.get("segment_ids", None if trains else True)
   if trains and learned.get("objective", objective) != objective:
     used = None  # the default of another objective
-  if segments is None:
-    segments = used and has_pairs
-    if segments in (None, agreement.uses_segments(objective, None)):
-      return segments, []
-    by = "published models are"
-    if "segment_ids" in learned:
-      by = f"{path} says"
-    return segments, [f"--{'' if segments else 'no'}segment_ids, as {by}"]
-  if (
-    not trains
-    and has_pairs
-    and segments != learned.get("segment_ids", segments)
-  ):
-    raise UserError(
-      f"--{'' if segments else 'no'}segment_ids: {path} says that the model "
-      f"was trained {'with' if used else 'without'} them: leave the flag out"
-    )
-  return segments, []
-
-
-def _manifest(
-  records: RecordFiles, objective: str | None
-) -> data_set.Manifest | None:
-  """The first file's; `UserError` for two kinds without `objective`."""
-  objectives = {}
-  for path, manifest in records.manifests.values():
-    objectives[manifest.objective] = path
-  if len(objectives) > 1 and not objective:
-    both = [f"{path} for {name}" for name, path in objectives.items()]
-    raise UserError(
-      f"{' and '.join(both)}: give records of one kind, or --objective=mlm, "
-      "which learns from both"
-    )
-  return records.manifest
+  segments = used and has_pairs
+  if segments in (None, agreement.uses_segments(objective, None)):
+    return segments, []
+  by = f"{path} says" if "segment_ids" in learned else "published models are"
+  return segments, [f"--{'' if segments else 'no'}segment_ids, as {by}"]
 
 
 def other_text(model: Located, records: RecordFiles) -> list[str]:

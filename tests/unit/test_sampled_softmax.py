@@ -163,7 +163,7 @@ def test_an_evaluation_uses_all_words(tiny_run, tmp_path):
   "changes, words",
   [
     ({"sampled_softmax": 100}, "the vocabulary has 100 words"),
-    ({"tensor_parallel": 2}, "no --sampled_softmax"),
+    ({"tensor_parallel": 2}, "--sampled_softmax does not go with"),
   ],
 )
 def test_what_cannot_be_sampled_is_refused(tiny_run, tmp_path, changes, words):
