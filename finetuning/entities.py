@@ -46,16 +46,12 @@ def scores(
   Labels are as for `entities_of`. Shares of 1; 0 where nothing is to count.
   """
   # By type, and of all types under "".
-  in_data: collections.Counter[str] = collections.Counter()
-  predictions, both = in_data.copy(), in_data.copy()
   all_right, all_predicted = {*entities_of(right)}, {*entities_of(predicted)}
-  for counts, group in (
-    (in_data, all_right),
-    (predictions, all_predicted),
-    (both, all_right & all_predicted),
-  ):
-    for kind, *_ in group:
-      counts.update(("", kind))
+  counts = []
+  for group in (all_right, all_predicted, all_right & all_predicted):
+    kinds = collections.Counter(kind for kind, *_ in group)
+    counts.append(kinds + collections.Counter({"": len(group)}))
+  in_data, predictions, both = counts
   results = {}
   for kind in ("", *types):
     prefix = f"{kind}/" if kind else ""

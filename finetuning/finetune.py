@@ -1,7 +1,4 @@
-"""The run that all fine-tuning tasks share, on pre-training's loop.
-
-A `task.FinetuningTask` defines examples, head and results; the rest is here.
-"""
+"""The run of any `task.FinetuningTask`, on pre-training's loop."""
 
 import dataclasses
 import functools

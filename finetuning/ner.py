@@ -1,6 +1,7 @@
 """Labels of words: named entities (NER), chunks, parts of speech."""
 
 import dataclasses
+import itertools
 from typing import ClassVar
 
 import numpy as np
@@ -20,9 +21,6 @@ from text_encoders.wordpiece import word_spans
 _data = in_group("Data")
 PREDICTIONS_FILE = "predictions.tsv"
 _SEPARATORS = str.maketrans("\t\r\n", "   ")  # in that file
-
-
-# Training ---------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,10 +54,8 @@ class Ner(LabelledTask):
     return read_sentences(path, self.config, labelled)
 
   def labels_of_data(self):
-    labels = []
-    for sentence in self._sentences("train"):
-      labels += sentence.labels
-    return self.config.path("train"), labels
+    labels = [sentence.labels for sentence in self._sentences("train")]
+    return self.config.path("train"), itertools.chain.from_iterable(labels)
 
   @property
   def metrics(self) -> list[str]:

@@ -1,8 +1,4 @@
-"""Answers to questions as spans of paragraphs.
-
-A paragraph becomes windows beside its question; from the scores of their tokens
-come the answers.
-"""
+"""Answers to questions: windows of paragraphs, and spans by their scores."""
 
 import dataclasses
 import math

@@ -34,9 +34,6 @@ _QUESTION = {
 _FORMAT = {"data": [{"paragraphs": [{"context": str, "qas": [_QUESTION]}]}]}
 
 
-# Training ---------------------------------------------------------------------
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SquadConfig(AnswerSettings, FinetuningConfig):
   """Settings of run_squad.py; fields are named like its flags."""

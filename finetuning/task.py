@@ -1,8 +1,4 @@
-"""What a kind of fine-tuning defines: its settings, and a `FinetuningTask`.
-
-Modules of tasks load TensorFlow where they build a head: a command checks its
-flags and files before.
-"""
+"""What a kind of fine-tuning defines: its settings, and a `FinetuningTask`."""
 
 import dataclasses
 import functools

@@ -1,8 +1,4 @@
-"""Which model binds a fine-tuning, and whether the task agrees with it.
-
-Only the start of a training writes task.json, the BERT config and a copy of the
-vocabulary into its folder.
-"""
+"""Which model binds a fine-tuning, and whether the task agrees with it."""
 
 import os
 from collections.abc import Callable

@@ -1,8 +1,4 @@
-"""Long texts as inputs of the encoder: windows, `doc_stride` tokens apart.
-
-This is google/bert's sliding window. `spans` cuts paragraphs beside questions
-with it, `words` cuts sentences.
-"""
+"""Long texts as inputs of the encoder: google/bert's sliding window."""
 
 from collections.abc import Iterator
 

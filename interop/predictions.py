@@ -37,10 +37,7 @@ class Predictor:
     embedding: str | None = None,
     max_seq_length: int | None = None,
   ):
-    """`model` is an `inference.Model`; the rest are predict.py's flags.
-
-    Raises `UserError` for too long a length.
-    """
+    """`model` is an `inference.Model`; the rest are predict.py's flags."""
     self._model, self._embedding = model, embedding
     length = max_seq_length or source.max_seq_length
     task_file.check_length(length, source.bert)

@@ -1,7 +1,4 @@
-"""What the encoders of all kinds of tokenizers have in common.
-
-An `Encoder` turns text into ids by the file of a tokenizer.
-"""
+"""What the encoders of all kinds of tokenizers have in common."""
 
 import dataclasses
 import os
