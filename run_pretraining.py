@@ -41,7 +41,7 @@ from config import stages
 from gradients import sharded_variables
 from model import huggingface_types, initial_weights, model_flops
 from model.tensor_parallel import Slices
-from records import cooccurrences, record_files, record_order
+from records import cooccurrences, record_order
 from training import (
   dry_run,
   next_steps,
@@ -189,14 +189,13 @@ def headline(results: dict) -> str:
   )
 
 
-def evaluator(config: PretrainingConfig, comm) -> Evaluator:
-  """Builds the evaluation graph."""
+def evaluator(config: PretrainingConfig, comm, training=None) -> Evaluator:
+  """Builds the evaluation graph; `training`: the source that is trained on."""
   files = config.eval_input_file or config.input_file
   source = input_pipeline.open_records(files, config, comm, training=False)
-  if not config.do_train:
+  if not training:
     run_start.check_vocabulary(config, source.describe())
   else:
-    training = record_files.find(config.input_file)
     # Of all stages: held-out text must be in none of them.
     trained = [*training.paths]
     for item in config.stages or ():
@@ -267,7 +266,11 @@ def pretrain_stage(
     job = train_loop.Job(
       best_by=metrics.BEST_BY,
       task=task,
-      evaluate=evaluator(config, comm) if config.do_eval else None,
+      evaluate=(
+        evaluator(config, comm, task and task.source)
+        if config.do_eval
+        else None
+      ),
       begin=task
       and functools.partial(
         run_folder.keep_vocabulary, config, task.source.manifests

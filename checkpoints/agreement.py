@@ -78,6 +78,7 @@ NEW_RUN = (
   "weights)"
 )
 _SAME_RUN = f"give the former to resume it, or {NEW_RUN}"
+# fmt: off
 # The rows are refused in this order. A test walks them.
 FIXED = {
   "task": Fixed(MODEL, _SAME_MODEL),
@@ -86,28 +87,26 @@ FIXED = {
   "objective": Fixed(MODEL, _SAME_MODEL),
   "segment_ids": Fixed(MODEL, _SAME_MODEL),
   # What changes a model's answers.
-  **{
-    f"{_BERT}{key}": Fixed(MODEL, _SAME_MODEL)
-    for key in bert_config.model_keys()
-  },
-  "do_lower_case": Fixed(MODEL, _SAME_MODEL, FINETUNED),
-  "max_seq_length": Fixed(MODEL, _SAME_MODEL, FINETUNED),
-  "regression": Fixed(MODEL, _SAME_MODEL, FINETUNED),
-  "pairs": Fixed(MODEL, _SAME_MODEL, FINETUNED),
-  "metrics": Fixed(MODEL, _SAME_MODEL, FINETUNED),
-  "doc_stride": Fixed(MODEL, _SAME_MODEL, FINETUNED),
-  "max_query_length": Fixed(MODEL, _SAME_MODEL, FINETUNED),
-  "version_2_with_negative": Fixed(MODEL, _SAME_MODEL, FINETUNED),
+  **dict.fromkeys(
+    [f"{_BERT}{key}" for key in bert_config.model_keys()],
+    Fixed(MODEL, _SAME_MODEL),
+  ),
+  **dict.fromkeys(
+    (
+      "do_lower_case", "max_seq_length", "regression", "pairs", "metrics",
+      "doc_stride", "max_query_length", "version_2_with_negative",
+    ),
+    Fixed(MODEL, _SAME_MODEL, FINETUNED),
+  ),
   "labels": Fixed(MODEL, _SAME_LABELS, FINETUNED),
-  "text_column": Fixed(RUN, _SAME_RUN, FINETUNED),
-  "text_pair_column": Fixed(RUN, _SAME_RUN, FINETUNED),
-  "label_column": Fixed(RUN, _SAME_RUN, FINETUNED),
-  "word_column": Fixed(RUN, _SAME_RUN, FINETUNED),
-  "tokens_field": Fixed(RUN, _SAME_RUN, FINETUNED),
-  "tags_field": Fixed(RUN, _SAME_RUN, FINETUNED),
-  "n_best_size": Fixed(RUN, _SAME_RUN, FINETUNED),
-  "max_answer_length": Fixed(RUN, _SAME_RUN, FINETUNED),
-  "null_score_diff_threshold": Fixed(RUN, _SAME_RUN, FINETUNED),
+  **dict.fromkeys(
+    (
+      "text_column", "text_pair_column", "label_column", "word_column",
+      "tokens_field", "tags_field", "n_best_size", "max_answer_length",
+      "null_score_diff_threshold",
+    ),
+    Fixed(RUN, _SAME_RUN, FINETUNED),
+  ),
   "max_train_minutes": Fixed(RUN, _SAME_RUN),
   "is_staged": Fixed(RUN, _SAME_RUN),
   "cooldown_from": Fixed(START, _SAME_RUN),
@@ -117,6 +116,7 @@ FIXED = {
   "records": Fixed(STAGE, _SAME_RUN),
   "lr_factor": Fixed(RUN, "to resume it as it was give {keep}"),
 }
+# fmt: on
 
 
 def scopes(trains: bool) -> tuple[str, ...]:

@@ -37,11 +37,6 @@ def read(argv: list[str]) -> list[str]:
   sys.exit(1)
 
 
-def was_read(argv: list[str]) -> list[str]:
-  """The program alone, of a command line that `read` has taken before."""
-  return argv[:1]
-
-
 def replacement_for(name: str) -> str:
   """What the page has for another project's flag; "" for a flag of nobody."""
   page = _OTHER_PROJECTS.read_text(encoding="utf-8")

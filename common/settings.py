@@ -81,6 +81,8 @@ class Setting:
     low, high, above, below = self.low, self.high, self.above, self.below
     if below is not None:
       return f"in {f'({above}' if low is None else f'[{low}'}, {below})"
+    if None not in (above, high):
+      return f"in ({above}, {high}]"
     if above is not None:
       return f"more than {above:g}" if above else "positive"
     if low is None:

@@ -46,19 +46,6 @@ def _without_chatter():
       sys.stderr.write(_CHATTER.sub(b"", held.read()).decode(errors="replace"))
 
 
-@contextlib.contextmanager
-def _without_keras():
-  """Delays `tf.keras`, 40% of the import, by asking for an absent tf_keras."""
-  if "TF_USE_LEGACY_KERAS" in os.environ:
-    yield
-    return
-  os.environ["TF_USE_LEGACY_KERAS"] = "1"
-  try:
-    yield
-  finally:
-    del os.environ["TF_USE_LEGACY_KERAS"]
-
-
 _NAMES = ("tf", "profiler")
 
 
@@ -79,10 +66,14 @@ def _import_quietly():
   if "--tf_xla_cpu_global_jit" not in of_xla:
     os.environ["TF_XLA_FLAGS"] = f"{of_xla} --tf_xla_cpu_global_jit".strip()
   quiet = _without_chatter() if level != "0" else contextlib.nullcontext()
-  with quiet, _without_keras():
+  # Asking for an absent tf_keras delays `tf.keras`, 40% of the import.
+  keras = os.environ.setdefault("TF_USE_LEGACY_KERAS", "absent")
+  with quiet:
     import tensorflow
     import tensorflow.compat.v1 as tf
 
+    if keras == "absent":
+      del os.environ["TF_USE_LEGACY_KERAS"]
     tf.logging.set_verbosity(tf.logging.ERROR)
     tf.disable_v2_behavior()
   return tf, tensorflow.profiler.experimental

@@ -32,7 +32,7 @@ _KEYS_WITHOUT_EFFECT = (
 
 # Sizes are int32 to TensorFlow; a graph of more layers is never built to the
 # end; float32 weights of a larger deviation overflow in the first matmul.
-_LARGEST_SIZE, _MOST_LAYERS, _LARGEST_STDDEV = (1 << 31) - 1, 10_000, 1e9
+_LARGEST_SIZE, _MOST_LAYERS = (1 << 31) - 1, 10_000
 
 
 def _is_number(value) -> bool:
@@ -46,10 +46,7 @@ def _size(most: int = _LARGEST_SIZE) -> tuple:
 
 
 _PROBABILITY = (lambda p: _is_number(p) and 0.0 <= p < 1.0), "in [0, 1)"
-_STDDEV = (
-  lambda s: _is_number(s) and 0.0 < s <= _LARGEST_STDDEV,
-  f"> 0 and at most {_LARGEST_STDDEV:g}",
-)
+_STDDEV = (lambda s: _is_number(s) and 0.0 < s <= 1e9), "> 0 and at most 1e9"
 _POSITIVE = (lambda x: _is_number(x) and x > 0.0), "> 0"
 _COUNT = (lambda n: type(n) is int and n >= 0), "an int, 0 or more"
 _BOOL = (lambda b: isinstance(b, bool)), "a bool"
@@ -229,11 +226,6 @@ class BertConfig:
     return self.hidden_dropout_prob if dropout is None else dropout
 
   @property
-  def normalizes_embeddings(self) -> bool:
-    """Whether the first layer reads normalized embeddings."""
-    return self.embedding_norm or self.pre_layer_norm
-
-  @property
   def has_pooler(self) -> bool:
     """Whether a layer of its own makes a text's output of a token's."""
     return self.classifier_pooling == "pooler"
@@ -251,15 +243,6 @@ class BertConfig:
   def has_plain_heads(self) -> bool:
     """Whether each head has keys and values of its own, and biases."""
     return self.num_key_value_heads is None and self.attention_bias
-
-  @property
-  def has_berts_attention(self) -> bool:
-    """Whether the keys of attention say what BERT's is."""
-    return (
-      self.position_type == "absolute"
-      and self.global_attn_every_n_layers == 1
-      and self.has_plain_heads
-    )
 
   def is_local(self, layer: int) -> bool:
     """Whether layer number `layer`, from 0, has local attention."""

@@ -38,7 +38,6 @@ _FIELDS: dict[str, tuple[Any, str]] = {
   "fp16.initial_scale_power": (range(127), ""),  # powers of two in float32
 }
 _LARGEST = 1 << 62  # of a number: JSON has no limits
-_LAMB_ONLY = ("optimizer.params.max_coeff", "optimizer.params.min_coeff")
 # Flags in units of global batches.
 _COUNTED = (
   "train_batch_size", "num_accumulation_steps", "num_train_steps",
@@ -67,7 +66,12 @@ def _read(kind: type, path: str) -> tuple[dict, dict]:
   """Values by flag, and the field that set each; ValueError names a field."""
   with open(path, "rb") as f:
     fields = dict(_leaves(json_files.parse(f.read())))
-  known = _known_fields(kind, fields)
+  known: dict[str, tuple] = {**_FIELDS}
+  for setting in settings_of(kind):
+    known |= dict.fromkeys(setting.json, (setting.kind, setting.name))
+  # DeepSpeed's other optimizers know no trust ratio.
+  if fields.get("optimizer.type") != "Lamb":
+    del known["optimizer.params.max_coeff"], known["optimizer.params.min_coeff"]
   values: dict[str, Any] = {}
   field_of: dict[str, str] = {}
   for field, value in fields.items():
@@ -141,19 +145,6 @@ def _flags(field: str, value) -> dict:
   if len(value) != 2 or max(value) > 1:
     raise ValueError(f"{field} is {value}, not a list of two numbers up to 1")
   return {"beta_1": value[0], "beta_2": value[1]}
-
-
-def _known_fields(kind: type, fields: dict) -> dict[str, tuple]:
-  """`_FIELDS` with those of the settings in dataclass `kind`."""
-  known: dict[str, tuple] = {**_FIELDS}
-  for setting in settings_of(kind):
-    for field in setting.json:
-      known[field] = setting.kind, setting.name
-  # DeepSpeed's other optimizers know no trust ratio.
-  if fields.get("optimizer.type") != "Lamb":
-    for field in _LAMB_ONLY:
-      del known[field]
-  return known
 
 
 def _meaningless(values: dict, present: dict) -> list[str]:

@@ -24,7 +24,7 @@ SCHEDULES = {
   "warmup_linear_decay_exp": (1.0, "exp"),
 }
 # Exponents of the decay without `power`; poly's is of NVIDIA's LAMB recipe.
-_POWERS = {"linear": 1.0, "poly": 0.5, "warmup_exp_decay_poly": 2.0}
+POWERS = {"linear": 1.0, "poly": 0.5, "warmup_exp_decay_poly": 2.0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,19 +48,11 @@ class Schedule:
   total: int  # updates of the whole run
   warmup: int = 0  # updates of the warm-up
   name: str = "linear"  # one of `SCHEDULES`
-  power: float | None = None  # None: the name's own, see `_POWERS`
+  power: float | None = None  # None: the name's own, see `POWERS`
   decay_rate: float = 0.9
   decay_steps: int = 1000
   offset: float = 0.0
   cooldown: int = 1  # updates of the decay at the end, of wsd
-
-  def __post_init__(self):
-    if self.power is not None and self.name not in _POWERS:
-      raise UserError(
-        f"--lr_power={self.power} has no meaning for --lr_schedule={self.name}"
-      )
-    if not 0.0 < self.decay_rate <= 1.0:
-      raise UserError(f"--lr_decay_rate={self.decay_rate}: must be in (0, 1]")
 
   def __call__(self, step):
     """The rate of update `step`, from 0: float32 for a Tensor, else float64."""
@@ -74,7 +66,7 @@ class Schedule:
     warming = (math_of.minimum(step, warmup) / max(1.0, warmup)) ** exponent
     after = lambda: math_of.maximum(step - warmup, 0.0)
     if form == "poly":
-      power = _POWERS[self.name] if self.power is None else self.power
+      power = POWERS[self.name] if self.power is None else self.power
       decayed = (1.0 - math_of.minimum(step, total) / total) ** power
     elif form == "cosine":
       rest = max(1.0, total - warmup)

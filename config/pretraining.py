@@ -17,7 +17,13 @@ from config import (
   training_plan,
 )
 from config.bert_config import BertConfig, read_bert
-from config.lr_schedule import LR_SCALINGS, SCHEDULES, Schedule, scale_peak
+from config.lr_schedule import (
+  LR_SCALINGS,
+  POWERS,
+  SCHEDULES,
+  Schedule,
+  scale_peak,
+)
 from config.precision import PARTS, TYPES, LossScaleConfig, types_of_parts
 from records import data_set, masking, record_order
 
@@ -87,7 +93,8 @@ class RunConfig:
     low=0, json="scheduler.params.degree")
   lr_decay_rate: float = _rate(0.9,
     "Factor by which an exponential decay multiplies the learning rate every "
-    "--lr_decay_steps.", json="scheduler.params.decay_rate")
+    "--lr_decay_steps.",
+    above=0, high=1, json="scheduler.params.decay_rate")
   lr_decay_steps: int = _rate(1000,
     "Steps in which an exponential decay multiplies the learning rate by "
     "--lr_decay_rate. They are counted like --num_train_steps, and as updates "
@@ -204,15 +211,17 @@ class RunConfig:
           f"--{name}={value}: TensorFlow finds no checkpoint under a name with "
           "one of *?[]\\"
         )
-    if self.num_decay_steps and not self.lr_schedule.startswith("wsd"):
-      raise UserError(
-        f"--num_decay_steps={self.num_decay_steps} has no meaning for "
-        f"--lr_schedule={self.lr_schedule}"
-      )
+    ends_flat = self.lr_schedule.startswith("wsd")
+    for name, is_read in (
+      ("num_decay_steps", ends_flat), ("lr_power", self.lr_schedule in POWERS)
+    ):  # fmt: skip
+      if getattr(self, name) is not None and not is_read:
+        raise UserError(
+          f"--{name}={getattr(self, name)} has no meaning for "
+          f"--lr_schedule={self.lr_schedule}"
+        )
     if self.xla != "off":
       execution.check_gpus()
-    # Only for its errors: a run fails before it reads data, not at its plan.
-    Schedule(0.0, 1, 0, self.lr_schedule, self.lr_power, self.lr_decay_rate)
     self.loss_scale.check(self.uses_fp16)
     self.optimizer.check_with(
       zero=self.allreduce.zero > 0,

@@ -66,8 +66,8 @@ def informed(
   values = {"bert/embeddings/word_embeddings": words}
   if config.decoder_bias:
     values["cls/predictions/output_bias"] = log_frequencies
-  is_rotary = config.position_type == "rotary" and config.has_plain_heads
-  if config.has_berts_attention or is_rotary:
+  is_global = config.global_attn_every_n_layers == 1
+  if config.has_plain_heads and (is_global or config.position_type == "rotary"):
     values |= _looking_at_neighbours(config, seed)
   return {name: array.astype(np.float32) for name, array in values.items()}
 

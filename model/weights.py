@@ -103,7 +103,7 @@ def weights(config: BertConfig) -> list[Weight]:
   for name, rows in embedding_tables(config):
     embeddings = f"bert/embeddings/{name}_embeddings"
     table.append(Weight(ENCODER, embeddings, (rows, width)))
-  if config.normalizes_embeddings:
+  if config.embedding_norm or config.pre_layer_norm:
     table += _norm(ENCODER, "bert/embeddings", config)
   for number in range(config.num_hidden_layers):
     layer = f"bert/encoder/layer_{number}"

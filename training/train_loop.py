@@ -7,7 +7,7 @@ from collections.abc import Callable
 import input_pipeline
 import optimization
 from checkpoints import checkpointing, metrics
-from common import command_line, errors
+from common import errors
 from common.tensorflow_v1 import tf
 from config import training_plan
 from config.pretraining import RunConfig
@@ -341,4 +341,4 @@ def run_main(main: Callable[[list], None], *settings) -> None:
 
 def run_read(main: Callable[[], None]) -> None:
   """`run_main` of a command whose flags have been read."""
-  run_main(lambda _: main(), 0, command_line.was_read)
+  run_main(lambda _: main(), 0, lambda argv: argv[:1])  # it is read

@@ -193,6 +193,9 @@ def run_of(tmp_path):
 
 
 RUNS = {
+  "a power of no schedule": (
+    {"lr_schedule": "cosine", "lr_power": 2.0}, "--lr_power=2.0 has no meaning",
+  ),
   "no name": ({"init_checkpoint": ""}, "--init_checkpoint is empty"),
   "a glob": ({"init_checkpoint": "a/b*"}, r"--init_checkpoint=a/b\*: TensorFl"),
   "no files": ({"eval_input_file": ""}, "--eval_input_file is empty"),
