@@ -290,6 +290,8 @@ CONTRADICTIONS = [
   (CLASSIFIER | {"columns": CLASSIFIER["columns"] | {"label": "words"}},
    RESUME, "labels 0,1 -> a,b: its"),
   (SQUAD, {"max_seq_length": 32}, "task squad -> classifier"),
+  ({}, {"max_seq_length": 32, "vocab_file": "vocab.txt"},
+   "task pretraining -> classifier"),
   (SQUAD, {"doc_stride": 8}, "--doc_stride 16 -> 8"),
   (NER, {"do_train": True, "train_file": "a", "word_column": 1},
    "--word_column 2 -> 1: give the former"),
@@ -317,25 +319,23 @@ def test_flags_that_contradict_the_model(
   assert samples.contents(folder) == before
 
 
-@pytest.mark.parametrize(
-  "kind, given",
-  [
-    (classification.ClassifierConfig, {"task_name": "SST-2"}),
-    (squad.SquadConfig, {"doc_stride": 20, "max_query_length": 8}),
-  ],
-)
 def test_what_a_converted_model_does_not_say_is_free(
-  tmp_path, config_file, finished, kind, given
+  tmp_path, config_file, finished
 ):
   """Its head is known, its labels' names and its lengths are not."""
-  folder = finished({"task": kind.kind, "vocabulary": {}})
-  config = from_flags(
-    kind, bert_config_file=config_file, do_eval=True, eval_file="x",
-    output_dir=str(tmp_path / "new"), max_seq_length=40, do_lower_case=False,
-    init_checkpoint=str(folder / "model.ckpt-3"), **given,
-  )  # fmt: skip
-  told = {"labels": ["0", "1"], "max_seq_length": 40, "do_lower_case": False}
-  task_file.check(config, lambda: {**told, **given})
+  for kind, given in (
+    (classification.ClassifierConfig, {"task_name": "SST-2"}),
+    (squad.SquadConfig, {"doc_stride": 20, "max_query_length": 8}),
+  ):
+    shutil.rmtree(tmp_path / "done", ignore_errors=True)
+    folder = finished({"task": kind.kind, "vocabulary": {}})
+    config = from_flags(
+      kind, bert_config_file=config_file, do_eval=True, eval_file="x",
+      output_dir=str(tmp_path / "new"), max_seq_length=40, do_lower_case=False,
+      init_checkpoint=str(folder / "model.ckpt-3"), **given,
+    )  # fmt: skip
+    told = {"labels": ["0", "1"], "max_seq_length": 40, "do_lower_case": False}
+    task_file.check(config, lambda: {**told, **given})  # noqa: B023
 
 
 def test_a_training_that_does_not_start_leaves_no_task(tmp_path, classify):
@@ -642,16 +642,6 @@ def test_a_head_that_was_never_trained_does_not_predict(
 def test_settings_that_cannot_be(tmp_path, classify, changes, words):
   with pytest.raises(UserError, match=words):
     run(classify(**{"output_dir": tmp_path / "out", **changes}))
-
-
-def test_a_folder_of_another_task(tmp_path, classify, answer, trained):
-  out = trained("classify", tmp_path / "out")
-  with pytest.raises(UserError, match="task classifier -> squad"):
-    run(answer(out))
-  os.remove(out / "task.json")
-  with pytest.raises(UserError, match="task pretraining -> classifier"):
-    run(classify(out))
-  assert not (out / "task.json").exists()
 
 
 def test_texts_that_are_cut_are_told(tmp_path, classify):

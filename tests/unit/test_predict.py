@@ -153,17 +153,14 @@ def test_another_spelling_of_the_mask_is_text_and_told(folders, capsys):
   assert not capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-  ("given", "texts", "words"),
-  [
+def test_wrong_inputs_are_refused_before_the_model_is_read():
+  for given, texts, words in (
     ({"question": "who?"}, [], "both --question and --context"),
     ({"question": "who?"}, ["a text"], "one of these"),
     ({"input": "no/where"}, [], "--input=no/where: there is no such file"),
-  ],
-)
-def test_wrong_inputs_are_refused_before_the_model_is_read(given, texts, words):
-  with pytest.raises(UserError, match=words):
-    predict.main(predict.PredictSettings(**given), "no model", *texts)
+  ):
+    with pytest.raises(UserError, match=words):
+      predict.main(predict.PredictSettings(**given), "no model", *texts)
 
 
 def test_a_mask_is_its_token_where_it_stands(folders):
@@ -407,40 +404,31 @@ def test_what_is_too_long_is_cut_and_told(pretrained, folders):
     Predictor(KnownModel(), source, max_seq_length=65)
 
 
-@pytest.mark.parametrize(
-  ("line", "reads", "wanted"),
-  [
+def test_lines():
+  for line, reads, wanted in (
     ("a b\n", "span", Input("a b")),
     ("a b\tc\n", "span", Input("a b", "c")),
     ("a ||| b c", "span", Input("a", "b c")),
     ('{"question": "q", "context": "c|||d"}', "span", Input("q", "c|||d")),
     # A brace is text where no question is meant.
     ('{"question": "q"}', "classifier", Input('{"question": "q"}')),
-    ("{[MASK]", None, Input("{[MASK]")),
+    ("{[MASK]", "encoder", Input("{[MASK]")),
     # A line of words is one text, whatever is in it.
     ("a ||| b\tc d\n", "token_classifier", Input("a ||| b\tc d")),
     ('{"text": " a b "}', "token_classifier", Input(" a b ")),
     ('{"tokens": ["a", "b c"]}', "token_classifier",
      Input("a b c", words=["a", "b c"])),
-  ],
-)  # fmt: skip
-def test_lines(line, reads, wanted):
-  assert BEHAVIOURS[reads or "encoder"].parse(line) == wanted
-
-
-@pytest.mark.parametrize(
-  ("line", "message"),
-  [
+  ):  # fmt: skip
+    assert BEHAVIOURS[reads].parse(line) == wanted
+  for line, message in (
     ("", "one text or two, none of them empty"),
     ("a ||| b ||| c", "one text or two"),
     ('{"question": "q"}', "question and context: context is missing"),
     ('{"question": " ", "context": "c"}', "none of them empty"),
     ('{"a":' * 100_000, "not JSON .*nested too deeply"),
-  ],
-)
-def test_lines_that_are_none(line, message):
-  with pytest.raises(DataError, match=message):
-    BEHAVIOURS["span"].parse(line)
+  ):
+    with pytest.raises(DataError, match=message):
+      BEHAVIOURS["span"].parse(line)
 
 
 def test_errors_of_lines_name_file_and_line(tmp_path):
@@ -653,9 +641,7 @@ def test_a_run_finds_its_vocabulary_by_its_records(
 
 def test_a_model_trained_without_segments_gets_none(folders):
   source = model_source.find(folders["pretraining"])
-  run = {"flags": {"objective": "mlm"}, "plan": {"updates": 1}}
-  info = source.tokenizer().info()
-  run["data"] = {"files": [], "tokenizer": dataclasses.asdict(info)}
+  tokenizer = dataclasses.asdict(source.tokenizer().info())
   path = pathlib.Path(folders["pretraining"], "run.json")
   log_probs = np.zeros([1, 1, TINY["vocab_size"]])
   model, make = known(
@@ -667,15 +653,16 @@ def test_a_model_trained_without_segments_gets_none(folders):
     return model.calls.pop()[1]["segment_ids"]
 
   assert segments().any()
-  path.write_text(json.dumps({"runs": [run]}))
   try:
-    assert not segments().any()
-    run["flags"] = {"objective": "mlm_nsp", "segment_ids": False}
-    path.write_text(json.dumps({"runs": [run]}))
-    assert not segments().any()
-    run["data"]["tokenizer"] = None  # of records without a manifest
-    path.write_text(json.dumps({"runs": [run]}))
-    assert not segments().any()
+    for flags, records in (
+      ({"objective": "mlm"}, tokenizer),
+      ({"objective": "mlm_nsp", "segment_ids": False}, tokenizer),
+      ({"objective": "mlm_nsp", "segment_ids": False}, None),  # no manifest
+    ):
+      data = {"files": [], "tokenizer": records}
+      run = {"flags": flags, "plan": {"updates": 1}, "data": data}
+      path.write_text(json.dumps({"runs": [run]}))
+      assert not segments().any()
   finally:
     path.unlink()
 

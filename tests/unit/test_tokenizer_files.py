@@ -24,7 +24,6 @@ BERT = {
   "type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True,
   "strip_accents": None, "lowercase": True,
 }  # fmt: skip
-BERTS_SPLIT = {"type": "BertPreTokenizer"}
 
 
 def write_vocabulary(folder, name="vocab.txt", tokens=TOKENS):
@@ -61,10 +60,6 @@ def added(content, **more):
   }  # fmt: skip
 
 
-def words(*steps):
-  return {"type": "Sequence", "pretokenizers": [*steps]}
-
-
 def steps(*normalizers):
   return {"type": "Sequence", "normalizers": [*normalizers]}
 
@@ -79,8 +74,6 @@ OTHERS = {
   JSON: [
     ({"pre_tokenizer": {"type": "WhitespaceSplit"}}, "pre_tokenizer"),
     ({"pre_tokenizer": None}, "pre_tokenizer is None"),
-    ({"pre_tokenizer": words(BERTS_SPLIT, {"type": "Digits"})},
-     "pre_tokenizer"),
     ({"normalizer": None}, "normalizer is None"),
     ({"normalizer": steps(BERT, {"type": "NFC"})}, "normalizer"),
     ({"normalizer": {**BERT, "strip_accents": False}}, "strip_accents"),
@@ -126,29 +119,17 @@ def test_other_tokenizers_are_refused_by_their_field(
     (True, {}),
     (False, {}),
     # As published, with words of 100 letters at most.
-    (
-      True,
-      {
-        JSON: {
-          "normalizer": BERT, "truncation": CUT,
-          "model": {"max_input_chars_per_word": 100},
-        },
-        CONFIG: {
-          "tokenizer_class": "BertTokenizer", "strip_accents": None,
-          "never_split": [*SPECIAL_TOKENS],
-          "unk_token": {"content": "[UNK]"}, "do_basic_tokenize": True,
-        },
-      },
-    ),
+    (True, {
+      JSON: {"normalizer": BERT, "truncation": CUT,
+             "model": {"max_input_chars_per_word": 100}},
+      CONFIG: {"tokenizer_class": "BertTokenizer", "strip_accents": None,
+               "never_split": [*SPECIAL_TOKENS],
+               "unk_token": {"content": "[UNK]"}, "do_basic_tokenize": True},
+    }),
     (False, {JSON: {"normalizer": {**BERT, "lowercase": False}}}),
     # The class sets its own normalizer by its config.
-    (
-      True,
-      {
-        JSON: {"normalizer": {**BERT, "strip_accents": False}},
-        CONFIG: {"tokenizer_class": "BertTokenizerFast"},
-      },
-    ),
+    (True, {JSON: {"normalizer": {**BERT, "strip_accents": False}},
+            CONFIG: {"tokenizer_class": "BertTokenizerFast"}}),
     # Of another case there is a line.
     (True, {JSON: {"normalizer": {**BERT, "lowercase": False}}}),
     # Each is a token inside of a word here, too.
@@ -237,22 +218,17 @@ def test_two_vocabularies_of_one_folder_have_their_own_case(tmp_path):
     assert not any("says, against" in line for line in lines)
 
 
-@pytest.mark.parametrize(
-  "tokens, given, told",
-  [
+def test_a_cased_vocabulary_with_lower_casing_is_noticed(tmp_path):
+  for tokens, given, told in (
     (["The", "Cat", "##é"], True, True),
     (["The", "Cat", "##é"], False, False),
     (["the", "cat", "##e"], None, False),
     (["कु", "मैं", "हिन्दी"], None, True),  # vowels are marks
     (["[unused1]", "[unused2]", "[unused3]", "[unused4]"], None, False),
-  ],
-)
-def test_a_cased_vocabulary_with_lower_casing_is_noticed(
-  tmp_path, tokens, given, told
-):
-  path = write_vocabulary(tmp_path, tokens=[*LETTERS[:45], *tokens])
-  _, lines = tokenizer_files.load({"vocab_file": path}, given)
-  assert any("give --nodo_lower_case" in line for line in lines) is told
+  ):
+    path = write_vocabulary(tmp_path, tokens=[*LETTERS[:45], *tokens])
+    _, lines = tokenizer_files.load({"vocab_file": path}, given)
+    assert any("give --nodo_lower_case" in line for line in lines) is told
 
 
 DOCUMENTS = [f"Le Café {i} est fermé. Où est-il allé?" for i in range(40)]
