@@ -6,7 +6,6 @@ their share may follow the time, which no two runs have alike.
 Any other source has its `len`, `columns`, `batch`, `weights` and `explain`.
 """
 
-import collections
 import dataclasses
 import hashlib
 import os
@@ -31,7 +30,6 @@ from records import (
   tfrecord,
 )
 from records.record_files import RecordFiles
-from text_encoders.base import TokenizerInfo
 
 # Records of a rank to read at once: TensorFlow's and NumPy's calls take 0.4 ms,
 # masks 2 ms, and each record 7 us.
@@ -59,18 +57,6 @@ def pretraining_weights(batch: modeling.PretrainingBatch) -> tf.Tensor:
   """float [rows, 2]: masked tokens and examples of each row."""
   masked = tf.reduce_sum(batch.masked_lm_weights, axis=1)
   return tf.stack([masked, modeling.count_examples(batch)], axis=1)
-
-
-def _common_facts(manifest: data_set.Manifest) -> dict:
-  """What the manifests of all records that are read together have alike."""
-  facts = {
-    "vocabulary": agreement.vocabulary(manifest.tokenizer),
-    "masking": manifest.masking,
-  }
-  if manifest.masking == "dynamic":
-    for name in ("masked_lm_prob", "do_whole_word_mask"):
-      facts[name] = manifest.settings.get(name, False)
-  return facts
 
 
 class Source:
@@ -121,7 +107,14 @@ class Source:
           f"tokens, but the BERT config has vocab_size={shape.vocab_size} (see "
           f"{where}): use the config of that vocabulary"
         )
-      for name, value in _common_facts(manifest).items():
+      facts = {
+        "vocabulary": agreement.vocabulary(tokenizer),
+        "masking": manifest.masking,
+      }
+      if manifest.masking == "dynamic":
+        for name in ("masked_lm_prob", "do_whole_word_mask"):
+          facts[name] = manifest.settings.get(name, False)
+      for name, value in facts.items():
         first, wanted = firsts.setdefault(name, (where, value))
         if value != wanted:
           raise DataError(
@@ -136,11 +129,6 @@ class Source:
           f"{path} is in no manifest, but others of its name are: a command "
           "that was stopped left it. Remove it"
         )
-
-  @property
-  def tokenizer(self) -> TokenizerInfo | None:
-    """What the records were made with, if a manifest says it."""
-    return self.files.tokenizer
 
   @property
   def packing_factor(self) -> float:
@@ -173,18 +161,18 @@ class Source:
     return _parse(*tensors, self.shape)
 
   def describe(self) -> dict:
+    tokenizer = self.files.tokenizer
     return {
       "files": self.paths,
       "records": len(self.set),
       "contents": self.files.digest(),
       "manifests": sorted({path for path, _ in self.manifests.values()}),
-      "tokenizer": self.tokenizer and dataclasses.asdict(self.tokenizer),
+      "tokenizer": tokenizer and dataclasses.asdict(tokenizer),
     }
 
   def contents(self) -> str:
     """What the records are, by sizes and manifests; the same on all ranks."""
-    contents = self.files.digest()
-    return f"{contents} {self.set.sizes()}"
+    return f"{self.files.digest()} {self.set.sizes()}"
 
   def fingerprint(self) -> str:
     """A digest of sizes, contents and shape: the same on all ranks."""
@@ -220,18 +208,13 @@ class Source:
   def special_ids(self) -> list[int]:
     """[CLS] and [SEP]: what the first records all begin and end with."""
     # No manifest need say them; ten records of any text differ elsewhere.
-    firsts: set[int] = set()
-    lasts: set[int] = set()
+    firsts, lasts = set[int](), set[int]()
     for number in range(min(10, len(self.set))):
       record = tf_example.decode_example(self.set.read(number))
       tokens = record["input_ids"][record["input_mask"] > 0].tolist()
       firsts.update(tokens[:1])
       lasts.update(tokens[-1:])
-    special: list[int] = []
-    for ids in (firsts, lasts):
-      if len(ids) == 1:
-        special += ids
-    return special
+    return [ids.pop() for ids in (firsts, lasts) if len(ids) == 1]
 
   def read(self, numbers: np.ndarray) -> np.ndarray:
     try:
@@ -272,15 +255,13 @@ def open_records(files: str, config, comm, training: bool = True) -> Source:
 
 def unused_rows(vocab_size: int, manifests: dict) -> list[str]:
   """A line if the model has rows for more tokens than its records."""
-  file, tokens = "", 0
-  for _, manifest in manifests.values():
-    if manifest.tokenizer.vocab_size > tokens:
-      file, tokens = manifest.tokenizer.file, manifest.tokenizer.vocab_size
-  if not tokens or tokens >= vocab_size:
+  known = {m.tokenizer.vocab_size: m.tokenizer for _, m in manifests.values()}
+  tokens = max(known, default=vocab_size)
+  if tokens >= vocab_size:
     return []
   return [
     f"the BERT config has vocab_size={vocab_size:,}, but the records' "
-    f"vocabulary {file} has {tokens:,} tokens: "
+    f"vocabulary {known[tokens].file} has {tokens:,} tokens: "
     f"{vocab_size - tokens:,} rows would never be used. A new run can have "
     f"vocab_size={tokens}, as --bert_config_file=tiny, mini, base or large has"
   ]
@@ -394,45 +375,44 @@ _ROW_TYPES = Rows(
 )  # fmt: skip
 
 
-class UpdateRows:
-  """The rows that a rank reads for each update of a plan."""
+def update_rows(
+  plan,
+  order: record_order.Order,
+  comm,
+  first: int,
+  updates: int = 1,
+  share: float = 0.0,
+) -> Rows:
+  """The rows that a rank reads for `updates` updates from update `first` on.
 
-  def __init__(self, plan, order: record_order.Order, comm, share=None):
-    """`share`: see `training_batches`."""
-    self._plan, self._order, self._comm = plan, order, comm
-    self._share = share
-
-  def of(self, first: int, updates: int = 1) -> Rows:
-    """The rows of `updates` updates from update `first` on."""
-    plan = self._plan
-    positions, real, update, number, records = [], [], [], [], []
-    for index in range(updates):
-      now = first + index
-      micro_batches, size = plan.micro_batches_of(now), plan.records_of(now)
-      # All micro-batches are full rows: where a batch does not divide, rows
-      # without a record fill the last ones up.
-      rows = micro_batches * plan.micro_batch
-      in_update, are_real = record_order.rank_positions(rows, size, self._comm)
-      positions.append(plan.records_before(now) + in_update)
-      real.append(are_real)
-      update.append(np.full(micro_batches, index))
-      number.append(now * plan.accumulation + np.arange(micro_batches))
-      records.append(np.full(micro_batches, size))
-    in_stream = np.concatenate(positions)
-    updates_of_micro = np.concatenate(update)
-    updates_of_rows = first + np.repeat(updates_of_micro, plan.micro_batch)
+  `share`: how far the run is by time.
+  """
+  positions, real, update, number, records = [], [], [], [], []
+  for index in range(updates):
+    now = first + index
+    micro_batches, size = plan.micro_batches_of(now), plan.records_of(now)
+    # All micro-batches are full rows: where a batch does not divide, rows
+    # without a record fill the last ones up.
+    rows = micro_batches * plan.micro_batch
+    in_update, are_real = record_order.rank_positions(rows, size, comm)
+    positions.append(plan.records_before(now) + in_update)
+    real.append(are_real)
+    update.append(np.full(micro_batches, index))
+    number.append(now * plan.accumulation + np.arange(micro_batches))
+    records.append(np.full(micro_batches, size))
+  in_stream = np.concatenate(positions)
+  updates_of_micro = np.concatenate(update)
+  updates_of_rows = first + np.repeat(updates_of_micro, plan.micro_batch)
+  return Rows(
+    numbers=order.records(in_stream),
+    epochs=in_stream // order.count,
     # Masks follow whichever is further along, the updates or the time.
-    share = self._share() if self._share else 0.0
-    progress = np.clip(plan.progress(updates_of_rows), share, 1.0)
-    return Rows(
-      numbers=self._order.records(in_stream),
-      epochs=in_stream // self._order.count,
-      progress=progress,
-      real=np.concatenate(real).astype(np.float32),
-      update=updates_of_micro,
-      number=np.concatenate(number).astype(np.int32),
-      records=np.concatenate(records),
-    )
+    progress=np.clip(plan.progress(updates_of_rows), share, 1.0),
+    real=np.concatenate(real).astype(np.float32),
+    update=updates_of_micro,
+    number=np.concatenate(number).astype(np.int32),
+    records=np.concatenate(records),
+  )
 
 
 class MicroBatch(NamedTuple):
@@ -488,18 +468,16 @@ def training_batches(
   first = tf.placeholder(tf.int64, [], "updates_made")
   if share and not source.shape.masks_move:
     share = None
-  update_rows = UpdateRows(plan, order, comm, share)
   records_at_once = _RECORDS_IN_TIME if share else _RECORDS_AT_ONCE
   at_once = -(-records_at_once // (plan.micro_batch * plan.accumulation))
-  read_ahead = (
-    record_order.ReadAhead(source.set, order) if order.block else None
-  )
+  ahead = record_order.ReadAhead(source.set, order) if order.block else None
 
   def rows_from(update) -> Rows:
-    if read_ahead:
+    if ahead:
       start = plan.records_before(update)
-      read_ahead(start, plan.records_before(update + at_once) - start)
-    return update_rows.of(int(update), at_once)
+      ahead(start, plan.records_before(update + at_once) - start)
+    passed = share() if share else 0.0
+    return update_rows(plan, order, comm, int(update), at_once, passed)
 
   def load(index) -> MicroBatch:
     update = first + index * at_once
@@ -518,7 +496,7 @@ def training_batches(
     next=micro,
     ready_at=ready_at,
     start=lambda sess, update: sess.run(iterator.initializer, {first: update}),
-    numbers=lambda update: update_rows.of(update, at_once).numbers,
+    numbers=lambda update: rows_from(update).numbers,
   )
 
 
@@ -526,19 +504,13 @@ def fake_batch(shape: record_shape.RecordShape, count: int) -> dict:
   """Random records with all predictions: name -> array [count, ...]."""
   # Always the same: what is measured on them can be compared.
   rng, most = np.random.default_rng(0), shape.max_predictions_per_seq
-  columns = collections.defaultdict(list)
+  sizes = shape.max_seq_length, most, shape.vocab_size
+  records = []
   for _ in range(count):
-    record = data_set.fake_features(
-      rng,
-      shape.max_seq_length,
-      most,
-      shape.vocab_size,
-      shape.examples_per_record,
-      predictions=most,
+    records.append(
+      data_set.fake_features(rng, *sizes, shape.examples_per_record, most)
     )
-    for name, values in record.items():
-      columns[name].append(values)
-  return {name: np.stack(rows) for name, rows in columns.items()}
+  return {name: np.stack([r[name] for r in records]) for name in records[0]}
 
 
 def fixed_micro_batch(columns: dict, accumulation: int) -> MicroBatch:

@@ -60,7 +60,6 @@ class LocalSums(NamedTuple):
   # To run for each micro-batch but the last, and after the last.
   accumulate_op: tf.Operation
   reset_op: tf.Operation
-  is_stored: bool  # whether there are several micro-batches
   # float scalars: the micro-batches that have an example (where a batch does
   # not divide, some have none), and those of them that were not dropped.
   filled: tf.Tensor
@@ -103,7 +102,6 @@ def accumulate(
     names=names,
     accumulate_op=nothing,
     reset_op=nothing,
-    is_stored=False,
     filled=one,
     kept=one,
     nonfinite=tf.zeros([len(gradients)]),
@@ -152,7 +150,6 @@ def _add_to_stored(gradients, filled, row, names, slices) -> LocalSums:
     names=names,
     accumulate_op=accumulate_op,
     reset_op=reset_op,
-    is_stored=True,
     filled=all_filled,
     kept=kept,
     nonfinite=nonfinite,

@@ -196,7 +196,7 @@ class CheckpointFiles:
   def __init__(self, folder: str, keep: int):
     self.folder, self.keep = folder, keep
     self.written: Mapping[str, np.ndarray] | None = None  # by the last `write`
-    self._protected: set[int] = set()
+    self.protected: int | None = None  # an update that is kept at any age
     self._writer: _Writer | None = None
     self._thread: threading.Thread | None = None
     self._failure: str | None = None
@@ -317,10 +317,6 @@ class CheckpointFiles:
         return self.prefix(step)
     return None
 
-  def protect(self, step: int) -> None:
-    """Keeps this checkpoint at any age; the one protected before may go."""
-    self._protected = {step}
-
   def _write(self, step: int, values: Mapping, writer: _Writer) -> None:
     """In the thread: makes a checkpoint aside, then moves it to its place."""
     aside, target = os.path.join(self.folder, _ASIDE), self.prefix(step)
@@ -356,10 +352,10 @@ class CheckpointFiles:
   def _remove_old(self, newest: int) -> None:
     # A run that went back has later ones still: it writes them again.
     steps = [s for s in self.steps() if s <= newest]
-    kept = sorted({*steps[: self.keep], *self._protected.intersection(steps)})
+    kept = [s for s in steps if s in (*steps[: self.keep], self.protected)]
     # Tools read this list, with the newest last.
     later.tf.train.update_checkpoint_state(
-      self.folder, self.prefix(newest), [self.prefix(step) for step in kept]
+      self.folder, self.prefix(newest), [*map(self.prefix, reversed(kept))]
     )
     for step in set(steps) - set(kept):
       # The marker first: half a checkpoint must not look like one.

@@ -16,7 +16,7 @@ from checkpoints.snapshot import SavedVariables, Snapshot
 from common.console import tell
 from common.tensorflow_v1 import OPTIONAL_VARIABLES, tf
 from config.training_plan import SAVED_OF_STAGE
-from gradients import power_sgd
+from gradients import sharded_variables
 from records import record_order
 
 _READY_SECONDS = 5.0
@@ -102,8 +102,7 @@ class Checkpointer:
     self._keeps = comm.is_root or self._elastic
     self.variables = SavedVariables(self._snapshot, self._keeps)
     self.restore = Restore(self.files, self.variables, comm, snapshot)
-    errors = tf.get_collection(power_sgd.ERRORS)
-    self._add_up_errors = power_sgd.add_up(errors, comm)
+    self._add_up = sharded_variables.add_up(comm)
     self._patience = _READY_SECONDS
     self.saved = 0  # the last update that is saved or being saved
     self.stalls: list[float] = []  # seconds that each save held the caller up
@@ -134,7 +133,7 @@ class Checkpointer:
           return
         self.wait()
     if not if_idle:  # as a resumed run has them; else each rank has its own
-      session.run(self._add_up_errors)
+      session.run(self._add_up)
     for copy in self.variables.copies:
       session.run(copy)
       self._heartbeat()  # TensorFlow prepares each the first time, for a second

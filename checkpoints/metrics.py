@@ -75,8 +75,9 @@ def _up_to(path: str, step: float) -> list[dict]:
   return [report for report in reports if report["global_step"] <= step]
 
 
-def _forget(path: str, step: int) -> None:
+def forget_after(output_dir: str, name: str, step: int) -> None:
   """Drops reports after `step`, and a last line without its end."""
+  path = os.path.join(output_dir, name)
   if os.path.exists(path):
     files.write(path, b"".join(map(_line, _up_to(path, step))))
 
@@ -128,11 +129,6 @@ def _scores(output_dir: str, step: int, by: BestBy) -> dict[int, float]:
   return scores
 
 
-def forget_evaluations(output_dir: str, step: int) -> None:
-  """Drops evaluations after `step`: a run that went back makes others."""
-  _forget(os.path.join(output_dir, EVAL_METRICS_FILE), step)
-
-
 class MetricsLog:
   """A .jsonl file of reports with TensorBoard events of the same numbers."""
 
@@ -141,7 +137,7 @@ class MetricsLog:
   def __init__(self, output_dir: str, name: str, resume_step: int, tag: str):
     """Drops reports after `resume_step`; `tag` is the events' folder."""
     self._path = os.path.join(output_dir, name)
-    _forget(self._path, resume_step)
+    forget_after(output_dir, name, resume_step)
     self._file = open(self._path, "ab", buffering=0)
     self._written, self._waiting = self._file.tell(), b""
     self._events = later.tf.summary.FileWriter(os.path.join(output_dir, tag))

@@ -18,7 +18,7 @@ from checkpoints.checkpoint_weights import open_checkpoint
 from checkpoints.snapshot import SavedVariables, Snapshot
 from common.console import indented
 from common.tensorflow_v1 import OPTIONAL_VARIABLES, tf
-from gradients import power_sgd
+from gradients import sharded_variables
 from model.tasks import LABELLED, MASKED_LM
 
 _OF_ENCODER = re.compile("bert/(?!pooler/)")
@@ -29,18 +29,17 @@ _LOADED_AT_ONCE = 100
 
 def _check_shapes(source: Checkpoint, wanted: dict) -> None:
   """Raises `CheckpointError` if what both have has other shapes there."""
-  why, differing = "another --powersgd_rank", []
+  differing = []
   for name, here in wanted.items():
     there = source.shapes.get(name, here)
     if there != here:
       differing.append(f"{name} is {there} there, {here} here")
-      if not name.endswith(power_sgd.BASIS):
-        why = "another BERT config"
   if differing:
     if len(differing) > 3:
       differing[3:] = [f"and {len(differing) - 3} more"]
     raise CheckpointError(
-      f"{source.path}: made with {why}: {'; '.join(differing)}"
+      f"{source.path}: made with another BERT config or --powersgd_rank: "
+      f"{'; '.join(differing)}"
     )
 
 
@@ -145,8 +144,8 @@ class Restore:
     self._initializer = tf.group(
       tf.global_variables_initializer(), tf.local_variables_initializer()
     )
-    self._errors = tf.get_collection(power_sgd.ERRORS)
-    self._broadcast = power_sgd.broadcast_op(variables.whole, comm)
+    self._summed = tf.get_collection(sharded_variables.SUMMED)
+    self._broadcast = sharded_variables.broadcast_op(variables.whole, comm)
 
   def committed(self) -> Snapshot | None:
     """The snapshot of an elastic run, once it has values."""
@@ -238,26 +237,21 @@ class Restore:
     elif self._comm.is_root:
       values = Checkpoint(path or self._files.newest_whole())
       name = values.path
-      self._load_whole(session, values)
+      _check_shapes(values, self._variables.shapes)
+      optional = _names(tf.get_collection(OPTIONAL_VARIABLES))
+      missing = self._variables.shapes.keys() - values.shapes.keys() - optional
+      if missing:
+        raise CheckpointError(
+          f"{name}: cannot be resumed, it lacks {min(missing)} and "
+          f"{len(missing) - 1} more variables. To start a new run from its "
+          "weights give it as --init_checkpoint with a new --output_dir"
+        )
+      self._load_named(session, values, values.shapes)
     self._load_sharded(session, values, self._variables.sharded)
     session.run(self._broadcast)
     if committed:
-      _load(session, self._errors, committed.values)  # this rank's
+      _load(session, self._summed, committed.values)  # this rank's
     return name
-
-  def _load_whole(self, session, source: Checkpoint) -> None:
-    """Loads all that each rank holds whole, and that `source` has."""
-    wanted = self._variables.shapes
-    _check_shapes(source, wanted)
-    optional = _names(tf.get_collection(OPTIONAL_VARIABLES))
-    missing = sorted(wanted.keys() - source.shapes.keys() - optional)
-    if missing:
-      raise CheckpointError(
-        f"{source.path}: cannot be resumed, it lacks {missing[0]} and "
-        f"{len(missing) - 1} more variables. To start a new run from its "
-        "weights give it as --init_checkpoint with a new --output_dir"
-      )
-    self._load_named(session, source, source.shapes)
 
   def _load_named(self, session, values, names) -> None:
     """Loads those of `names` that each rank holds whole."""

@@ -108,10 +108,13 @@ def versions() -> dict:
 
 
 def write_start(config, task, step: int) -> None:
-  """Adds a start after update `step` to run.json.
+  """Adds a start after update `step` to run.json; a training's BERT config.
 
   `task` is its `train_loop.Task`, or None.
   """
+  if task:
+    path = os.path.join(config.output_dir, description.CONFIG_FILE)
+    json_files.write(path, config.bert.to_dict())
   start = {
     "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     "first_update": step,

@@ -9,14 +9,12 @@ import zlib
 from collections.abc import Sequence
 
 from common.tensorflow_v1 import OPTIONAL_VARIABLES, tf
-from gradients import all_reduce
+from gradients import all_reduce, sharded_variables
 
 # Compress a matrix only if its factors are at least this many times smaller.
 _LEAST_GAIN = 2
 # Variables' names after their weight's, as optimizer slots have them.
 ERROR, BASIS = "powersgd_error", "powersgd_basis"
-# The graph's collection of the errors. Only their sum over ranks matters.
-ERRORS = "powersgd_errors"
 
 
 def is_worth(shape: Sequence[int], rank: int) -> bool:
@@ -59,7 +57,8 @@ class PowerSGD(all_reduce.AllReduce):
 
   def sum_over_ranks(self, local):
     pairs = local.pairs
-    if local.is_stored:  # a single micro-batch is never dropped
+    # A single micro-batch is never dropped: both are one tensor.
+    if local.kept is not local.filled:
       counts = tf.stack([local.kept, local.filled])
       kept, filled = tf.unstack(self.comm.allreduce(counts, "powersgd/kept"))
       self._kept = kept / filled
@@ -110,7 +109,7 @@ class PowerSGD(all_reduce.AllReduce):
       return variable
 
     error = make(ERROR, [n, m], tf.zeros_initializer())
-    tf.add_to_collection(ERRORS, error)
+    tf.add_to_collection(sharded_variables.SUMMED, error)
     seed = zlib.crc32(name.encode()) & 0x7FFFFFFF
     random = tf.random_normal_initializer(seed=seed)
     return error, make(BASIS, [m, self._rank], random)
@@ -129,28 +128,3 @@ class PowerSGD(all_reduce.AllReduce):
       return tf.group(*changes)
 
     return tf.cond(finite, keep, tf.no_op, name="keep_powersgd_or_not").op
-
-
-def broadcast_op(variables, comm) -> tf.Operation:
-  """Gives all ranks rank 0's `variables`, but no errors: rank 0 keeps them."""
-  errors = [] if comm.is_root else tf.get_collection(ERRORS)
-  with tf.control_dependencies([comm.broadcast_op(variables)]):
-    return all_reduce.clear(errors)
-
-
-def add_up(errors, comm) -> list[tf.Operation]:
-  """Ops that give rank 0 the sum of all ranks' `errors`, and clear the others.
-
-  Run all that is returned: TensorFlow leaves out a sum that nothing reads.
-  """
-  # So rank 0 saves all of them, and training continues as a resumed run would.
-  done, ran = [], []
-  for error in errors if comm.size > 1 else ():
-    with tf.control_dependencies(done):  # one at a time, to save memory
-      value = tf.convert_to_tensor(error)
-    total = comm.allreduce(value, f"sum_of/{error.op.name}")
-    with tf.control_dependencies([total]):
-      kept = total if comm.is_root else tf.zeros_like(total)
-      done = [error.assign(kept, read_value=False)]
-    ran += [total.op, *done]
-  return ran

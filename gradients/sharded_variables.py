@@ -5,11 +5,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from common.tensorflow_v1 import tf
-from gradients import moments
+from gradients import all_reduce, moments
 from model.tensor_parallel import SLICED, Slices
 
 # The graph's collection of `ShardedVariable`s.
 SHARDED_VARIABLES = "sharded_variables"
+# That of variables of which only the sum over ranks matters.
+SUMMED = "summed_variables"
 
 
 class ShardedVariable(NamedTuple):
@@ -53,3 +55,28 @@ def add_sliced(comm) -> None:
       value = tf.convert_to_tensor(part)
       own = lambda tensors: tensors[0]
       add(part, {part.op.name: value}, [sliced], own, comm)
+
+
+def broadcast_op(variables, comm) -> tf.Operation:
+  """Gives all ranks rank 0's `variables`; of a sum rank 0 keeps all."""
+  summed = [] if comm.is_root else tf.get_collection(SUMMED)
+  with tf.control_dependencies([comm.broadcast_op(variables)]):
+    return all_reduce.clear(summed)
+
+
+def add_up(comm) -> list[tf.Operation]:
+  """Ops that give rank 0 the sums over ranks, and clear the other ranks' part.
+
+  Run all that is returned: TensorFlow leaves out a sum that nothing reads.
+  """
+  # So rank 0 saves all of them, and training continues as a resumed run would.
+  done, ran = [], []
+  for summed in tf.get_collection(SUMMED) if comm.size > 1 else ():
+    with tf.control_dependencies(done):  # one at a time, to save memory
+      value = tf.convert_to_tensor(summed)
+    total = comm.allreduce(value, f"sum_of/{summed.op.name}")
+    with tf.control_dependencies([total]):
+      kept = total if comm.is_root else tf.zeros_like(total)
+      done = [summed.assign(kept, read_value=False)]
+    ran += [total.op, *done]
+  return ran

@@ -25,11 +25,9 @@ def of_run(config, source, ranks: int) -> training_plan.TrainingPlan:
     num_accumulation_steps=config.num_accumulation_steps,
     global_batch_size=config.global_batch_size,
   )
-  return _cooldown(plan, config) if config.cooldown_from else plan
-
-
-def _cooldown(plan, config) -> training_plan.TrainingPlan:
-  """`plan` that continues from --cooldown_from, for its decay alone."""
+  if not config.cooldown_from:
+    return plan
+  # It continues from there, for its decay alone.
   first = checkpoint_files.step_of(config.cooldown_from) or 0
   if first < plan.warmup_updates:
     raise UserError(
@@ -57,8 +55,8 @@ def of_stages(
   def open_checked(files: str, stage, training: bool = True):
     nonlocal tokenizer
     source = input_pipeline.open_records(files, stage, comm, training)
-    agreement.agree_on_tokens(tokenizer, source.tokenizer, files)
-    tokenizer = tokenizer or source.tokenizer
+    agreement.agree_on_tokens(tokenizer, source.files.tokenizer, files)
+    tokenizer = tokenizer or source.files.tokenizer
     return source
 
   def plan_of(stage) -> tuple[training_plan.TrainingPlan, float]:

@@ -16,22 +16,47 @@ from training import divergence
 
 # Parts of the time between two reports.
 _PARTS = ("input", "step", "all_reduce", "save", "evaluation")
+_SPEEDS = ("examples_per_second", "tokens_per_second")
 
 
-class Clock:
-  """Measures parts of the time, and speeds: between reports and over a run."""
+class Reporter:
+  """Times and speeds of updates on all ranks; rank 0 reports them."""
 
-  def __init__(self):
+  def __init__(self, run, step: int):
+    """For a `train_loop.Run` that starts after update `step`."""
+    self._task, self._config = run.task, run.config
+    self._first, self._log = step + 1, None
     self._started = time.monotonic()
     self._speeds: list[dict] = []  # of each report
     self._all: collections.Counter = collections.Counter()
     self._begin()
+    if run.comm.is_root:
+      folder, name = run.config.output_dir, metrics.METRICS_FILE
+      # A run that went back makes other evaluations.
+      metrics.forget_after(folder, metrics.EVAL_METRICS_FILE, step)
+      self._log = metrics.MetricsLog(folder, name, step, "train")
+      # Without the first update, which compiles.
+      self._progress = Progress(
+        "training", run.task.plan.updates, "updates", step + 1, seconds=10.0
+      )
+      self._loss = metrics.Smoothed()
 
   def _begin(self) -> None:
+    """Times and speeds are those since here."""
     self._parts = dict.fromkeys(_PARTS, 0.0)
     self._now: collections.Counter = collections.Counter()
 
-  def add(self, update: dict, task) -> None:
+  @contextlib.contextmanager
+  def timing(self, part: str):
+    began = time.monotonic()
+    try:
+      yield
+    finally:
+      self._parts[part] += time.monotonic() - began
+
+  def count(self, update: dict) -> None:
+    """Adds an update's times, and what it has worked on."""
+    task, sums = self._task, {"records": update["records"], **update["sums"]}
     waited, seconds = update["input_seconds"], update["seconds"]
     reduced = float(update["all_reduce_seconds"])
     # NaN if it cannot be measured: then it is part of the step.
@@ -39,13 +64,9 @@ class Clock:
     self._parts["input"] += waited
     self._parts["all_reduce"] += reduced
     self._parts["step"] += max(0.0, seconds - waited - known)
-    sums = {"records": update["records"], **update["sums"]}
-    flops = 0.0
-    for name, each in task.flops.items():
-      flops += each * float(sums[name])
     counts = {
       "updates": 1,
-      "flops": flops,
+      "flops": sum(n * float(sums[name]) for name, n in task.flops.items()),
       "seconds": seconds,
       "examples": float(sums["examples"]),
       "tokens": float(sums["tokens"]),
@@ -56,57 +77,114 @@ class Clock:
     self._now.update(counts)
     self._all.update(counts)
 
-  @contextlib.contextmanager
-  def timing(self, part: str):
-    began = time.monotonic()
-    try:
-      yield
-    finally:
-      self._parts[part] += time.monotonic() - began
+  def _rates(self) -> dict:
+    """Speeds since the last report; None if all micro-batches were dropped."""
+    seconds, examples = self._now["seconds"], self._now["examples"]
+    rates = examples / seconds, self._now["tokens"] / seconds
+    return dict(zip(_SPEEDS, rates if examples else (None, None), strict=True))
 
-  def rates(self, task, peak_tflops: float | None) -> dict:
-    """Since the last report: speeds of all ranks, and of a rank's arithmetic.
+  def report(self, step: int, update: dict) -> dict:
+    """The report of update `step`; docs/training.md has a table of its keys.
 
-    Speeds are None if all micro-batches were dropped.
+    None stands for a loss that is not finite, and for all numbers of an update
+    that lost all its micro-batches. Speeds and `..._seconds` are rank 0's since
+    the previous report, after `count` of this update. The seconds add up to
+    that time, except for about a millisecond an update.
     """
-    flops = self._now["flops"] / task.plan.ranks
-    tflops = flops / self._now["seconds"] / 1e12
-    rates = {**self._now_speeds(), "model_tflops_per_second": tflops}
-    if peak_tflops:
-      rates["mfu"] = tflops / peak_tflops
-    return rates
-
-  def _now_speeds(self) -> dict:
-    seconds = self._now["seconds"]
-    return {
-      f"{name}_per_second": ratio(self._now[name], seconds) or None
-      for name in ("examples", "tokens")
+    task, sums = self._task, update["sums"]
+    padded = None  # unknown for a dropped micro-batch
+    if not update["dropped_micro_batches"]:
+      positions = update["records"] * task.positions
+      padded = padding(float(sums["tokens"]), positions)
+    # An update that was skipped has no factors, nor has AdamW.
+    trust_ratios, ratios = {}, update["trust_ratios"]
+    if len(ratios) and not update["skipped"]:
+      smallest = task.ops.variables[int(ratios.argmin())]
+      trust_ratios = {
+        "trust_ratio_min": float(ratios.min()),
+        "trust_ratio_median": float(np.median(ratios)),
+        "trust_ratio_max": float(ratios.max()),
+        "trust_ratio_min_variable": smallest.op.name,
+      }
+    rank_flops = self._now["flops"] / task.plan.ranks
+    arithmetic = {
+      "model_tflops_per_second": rank_flops / self._now["seconds"] / 1e12
     }
-
-  def shares(self) -> dict:
-    """Seconds of each part since the last report, as far as they are known."""
-    shares = {}
+    if self._config.peak_tflops:
+      share = arithmetic["model_tflops_per_second"] / self._config.peak_tflops
+      arithmetic["mfu"] = share
+    known = {}
     for part, seconds in self._parts.items():
       if not math.isnan(seconds):
-        shares[f"{part}_seconds"] = seconds
-    return shares
+        known[f"{part}_seconds"] = seconds
+    return {
+      "global_step": step,
+      **task.summarize(sums),
+      "learning_rate": float(update["learning_rate"]),
+      "grad_norm": float(update["grad_norm"]) if sums["examples"] else None,
+      "loss_scale": float(update["loss_scale"]),
+      "skipped": bool(update["skipped"]),
+      "skipped_updates": int(update["skipped_updates"]),
+      "dropped_micro_batches": int(update["dropped_micro_batches"]),
+      **trust_ratios,
+      "examples": task.plan.examples_before(step),
+      "padding": padded,
+      **self._rates(),
+      **arithmetic,
+      **known,
+      **peak_memory(),
+    }
 
-  def lap(self) -> None:
-    """A report has been made."""
+  def after_update(
+    self, step: int, update: dict, is_last: bool = False
+  ) -> None:
+    """Counts an update on all ranks; rank 0 shows and writes it."""
+    task, config = self._task, self._config
+    self.count(update)
+    if not self._log:
+      return
+    numbers = self.report(step, update)
+    tell_trouble(step, update, task.ops.variables)
+    is_first, total = step == self._first, task.plan.updates
+    done: float = step
+    counted = f"{step:,}/{total:,}"
+    if task.budget:
+      counted = f"{step:,}"  # the time may end it before `total`
+      if not is_first:
+        first = task.plan.stage.first_update
+        done = max(step, first + task.budget.share() * (total - first))
+    self._progress.at(
+      done,
+      counted,
+      f"smoothed loss {shown(self._loss.add(numbers['loss']), '.3f')}",
+      f"{shown(numbers['examples_per_second'], ',.0f')} ex/s",
+      task.headline(numbers),
+      now=is_last or is_first,
+      # Evaluations and saves do not change when the rest will be done.
+      seconds=0.0 if is_first else update["seconds"],
+    )
+    if is_last or step % config.log_every_steps == 0:
+      self._log.write(numbers)
+      self.next_report()
+
+  def next_report(self) -> None:
+    """The next report begins here."""
     if self._now["examples"]:
-      self._speeds.append(self._now_speeds())
+      self._speeds.append(self._rates())
     self._begin()
 
-  def closing(self) -> dict:
+  def close(self) -> dict:
     """Speeds of the whole training, and the medians of the reports' speeds."""
+    if self._log:
+      self._progress.close()
+      self._log.close()
     if not self._all["updates"]:
       return {"updates": 0}
     seconds = time.monotonic() - self._started
     closing: dict = {"updates": self._all["updates"], "seconds": seconds}
-    for name in ("examples", "tokens"):
+    for name in _SPEEDS:
       # End to end: with saving, evaluation and compilation.
-      closing[f"{name}_per_second"] = self._all[name] / seconds
-    for name in ("examples_per_second", "tokens_per_second"):
+      closing[name] = self._all[name.removesuffix("_per_second")] / seconds
       speeds = [report[name] for report in self._speeds]
       closing[f"steady_{name}"] = statistics.median(speeds) if speeds else None
     tokens = self._all["tokens_in_positions"]
@@ -139,49 +217,6 @@ def peak_memory() -> dict:
   return peaks
 
 
-def report(
-  step: int, update: dict, task, clock: Clock, peak_tflops=None
-) -> dict:
-  """The report of update `step`; docs/training.md has a table of its keys.
-
-  None stands for a loss that is not finite, and for all numbers of an update
-  that lost all its micro-batches. Speeds and `..._seconds` are rank 0's since
-  the previous report; `clock` has added this update. The seconds add up to that
-  time, except for about a millisecond an update.
-  """
-  kept = float(update["sums"]["examples"])
-  padded = None  # unknown for a dropped micro-batch
-  if not update["dropped_micro_batches"]:
-    tokens = float(update["sums"]["tokens"])
-    padded = padding(tokens, update["records"] * task.positions)
-  # An update that was skipped has no factors, nor has AdamW.
-  trust_ratios, ratios = {}, update["trust_ratios"]
-  if len(ratios) and not update["skipped"]:
-    smallest = task.ops.variables[int(ratios.argmin())]
-    trust_ratios = {
-      "trust_ratio_min": float(ratios.min()),
-      "trust_ratio_median": float(np.median(ratios)),
-      "trust_ratio_max": float(ratios.max()),
-      "trust_ratio_min_variable": smallest.op.name,
-    }
-  return {
-    "global_step": step,
-    **task.summarize(update["sums"]),
-    "learning_rate": float(update["learning_rate"]),
-    "grad_norm": float(update["grad_norm"]) if kept else None,
-    "loss_scale": float(update["loss_scale"]),
-    "skipped": bool(update["skipped"]),
-    "skipped_updates": int(update["skipped_updates"]),
-    "dropped_micro_batches": int(update["dropped_micro_batches"]),
-    **trust_ratios,
-    "examples": task.plan.examples_before(step),
-    "padding": padded,
-    **clock.rates(task, peak_tflops),
-    **clock.shares(),
-    **peak_memory(),
-  }
-
-
 def tell_trouble(step: int, update: dict, variables) -> None:
   """Says on stderr if an update or a micro-batch was not finite."""
   dropped, what = update["dropped_micro_batches"], "skipped"
@@ -193,58 +228,6 @@ def tell_trouble(step: int, update: dict, variables) -> None:
       f"update {step}: {what}, the gradient of {which} is not finite (loss "
       f"scale {update['loss_scale']:g})"
     )
-
-
-class Reporter:
-  """Reports updates on rank 0, and counts their time on all ranks."""
-
-  def __init__(self, run, clock: Clock, step: int):
-    """For a `train_loop.Run` that starts after update `step`."""
-    self._task, self._config, self._clock = run.task, run.config, clock
-    self._is_root, self._first = run.comm.is_root, step + 1
-    if self._is_root:
-      folder, name = run.config.output_dir, metrics.METRICS_FILE
-      metrics.forget_evaluations(folder, step)
-      self._log = metrics.MetricsLog(folder, name, step, "train")
-      # Without the first update, which compiles.
-      self._progress = Progress(
-        "training", run.task.plan.updates, "updates", step + 1, seconds=10.0
-      )
-      self._loss = metrics.Smoothed()
-
-  def report(self, step: int, update: dict, is_last: bool = False) -> None:
-    task, config = self._task, self._config
-    self._clock.add(update, task)
-    if not self._is_root:
-      return
-    numbers = report(step, update, task, self._clock, config.peak_tflops)
-    tell_trouble(step, update, task.ops.variables)
-    is_first, total = step == self._first, task.plan.updates
-    done: float = step
-    counted = f"{step:,}/{total:,}"
-    if task.budget:
-      counted = f"{step:,}"  # the time may end it before `total`
-      if not is_first:
-        first = task.plan.stage.first_update
-        done = max(step, first + task.budget.share() * (total - first))
-    self._progress.at(
-      done,
-      counted,
-      f"smoothed loss {shown(self._loss.add(numbers['loss']), '.3f')}",
-      f"{shown(numbers['examples_per_second'], ',.0f')} ex/s",
-      task.headline(numbers),
-      now=is_last or is_first,
-      # Evaluations and saves do not change when the rest will be done.
-      seconds=0.0 if is_first else update["seconds"],
-    )
-    if is_last or step % config.log_every_steps == 0:
-      self._log.write(numbers)
-      self._clock.lap()
-
-  def close(self) -> None:
-    if self._is_root:
-      self._progress.close()
-      self._log.close()
 
 
 def speed_lines(training: dict) -> str:

@@ -50,7 +50,10 @@ def start_or_resume(run) -> int:
     changes = check_position(
       config, task.plan, data, step, seen, orders, before
     )
-    if changes and not is_new_stage and _is_same_stage(before, task.plan):
+    # A stage that began without a save is not yet this one.
+    last = (before.training or {}).get("plan") or {}
+    stage = last.get("stage", {}).get("number", 0)
+    if changes and not is_new_stage and stage == task.plan.stage.number:
       title = "changed since its last start:"
       if branches_from and not resumes:
         title = f"differs from the run in {before.folder}:"
@@ -178,9 +181,3 @@ def order_facts(order: record_order.Order) -> dict[str, int]:
     "shuffle_block_records": order.block,
     "records": order.count,
   }
-
-
-def _is_same_stage(before: Description, plan) -> bool:
-  """A stage that began without a save is not yet this one."""
-  last = (before.training or {}).get("plan") or {}
-  return last.get("stage", {}).get("number", 0) == plan.stage.number

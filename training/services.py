@@ -117,15 +117,17 @@ def check_installed(names: tuple[str, ...]) -> None:
       )
 
 
-class Sender:
+class Sender(threading.Thread):
   """Sends the reports in a run folder's files to one service."""
 
-  def __init__(self, folder: str, name: str, resumed: float = math.inf):
+  def __init__(self, folder: str, service: str, resumed: float = math.inf):
     """`resumed`: reports after this update are made, and sent, again."""
-    self.name, self._folder = name, folder
+    # A daemon: a service that hangs must not keep the process.
+    super().__init__(name=f"reports to {service}", daemon=True)
+    self.service_name, self._folder = service, folder
     self.run_ended = threading.Event()
     self.trouble: str | None = None  # why the last try failed
-    self._state_file = os.path.join(folder, f"{name}.json")
+    self._state_file = os.path.join(folder, f"{service}.json")
     self._id, self._sent = None, dict.fromkeys(_FILES, -1)
     if os.path.exists(self._state_file):
       state = json_files.read_own(self._state_file, "remove it")
@@ -140,13 +142,13 @@ class Sender:
   def send(self, is_last: bool = False) -> None:
     """Sends what is new in the files; what fails is sent again next time."""
     if self._service is None:
-      service = SERVICES[self.name](self._folder, self._id)
+      service = SERVICES[self.service_name](self._folder, self._id)
       self._id = service.id  # also for the next try if the rest fails
       self._write_state()
       runs = json_files.read(os.path.join(self._folder, description.RUN_FILE))
       service.describe(runs["runs"][-1])
       self._service = service
-      tell(f"{self.name}: {service.where}")
+      tell(f"{self.service_name}: {service.where}")
     sent = dict(self._sent)
     for tag, file in _FILES.items():
       for report in metrics.read_jsonl(os.path.join(self._folder, file)):
@@ -165,8 +167,8 @@ class Sender:
     if is_last:
       self._service.end()
 
-  def follow(self) -> None:
-    """Sends until the run ends, in a thread, and tries again what fails."""
+  def run(self) -> None:
+    """Sends until the run ends, and tries again what fails."""
     is_last = False
     while not is_last:
       is_last = self.run_ended.wait(_EVERY_SECONDS)
@@ -178,8 +180,8 @@ class Sender:
         # The same trouble comes every few seconds: it is told once.
         if self.trouble != before:
           tell(
-            f"{self.name} gets no reports now: {self.trouble}; training "
-            "continues"
+            f"{self.service_name} gets no reports now: {self.trouble}; "
+            "training continues"
           )
 
 
@@ -189,29 +191,24 @@ def reporting(names: tuple[str, ...], folder: str, step: int) -> Iterator[None]:
 
   At the end the services have `_END_SECONDS`, after an error 2 seconds.
   """
-  senders = []
-  for name in dict.fromkeys(names):
-    sender = Sender(folder, name, step)
-    # A daemon: a service that hangs must not keep the process.
-    thread = threading.Thread(
-      target=sender.follow, name=f"reports to {name}", daemon=True
-    )
-    thread.start()
-    senders.append((sender, thread))
+  senders = [Sender(folder, name, step) for name in dict.fromkeys(names)]
+  for sender in senders:
+    sender.start()
   seconds = 2
   try:
     yield
     seconds = _END_SECONDS
   finally:
     until = time.monotonic() + seconds
-    for sender, _ in senders:
+    for sender in senders:
       sender.run_ended.set()
-    for sender, thread in senders:
-      thread.join(max(0.0, until - time.monotonic()))
-      if thread.is_alive() or sender.trouble:
+    for sender in senders:
+      sender.join(max(0.0, until - time.monotonic()))
+      if sender.is_alive() or sender.trouble:
+        name = sender.service_name
         tell(
-          f"{sender.name} lacks the last reports; to send them later: python "
-          f"-m training.services {shlex.quote(folder)} {sender.name}"
+          f"{name} lacks the last reports; to send them later: python -m "
+          f"training.services {shlex.quote(folder)} {name}"
         )
 
 

@@ -80,48 +80,44 @@ class Run:
   def task(self) -> Task | None:
     return self.job.task
 
-  def best_evaluation(self, step: int) -> int | None:
-    """On rank 0 the update up to `step` with the best evaluation, if any."""
+  def best_saved(self, step: int) -> int | None:
+    """On rank 0 the update up to `step` with the best evaluation, if saved."""
     if not self.comm.is_root:
       return None
     folder = self.config.output_dir
-    return metrics.best_evaluation(folder, step, self.job.best_by)
-
-  def best_saved(self, step: int) -> int | None:
-    """The same, if that update has a checkpoint."""
-    best = self.best_evaluation(step)
+    best = metrics.best_evaluation(folder, step, self.job.best_by)
     return best if best in self.checkpointer.files.steps() else None
 
 
 def train(run: Run) -> dict:
-  """Trains from the session's variables to the plan's last update or time.
+  """Trains to the plan's last update or time; returns speeds and counts.
 
   A signal to one rank, or to all of an elastic run, ends it after the current
-  update, which is saved. Returns speeds and counts of this call. Raises
-  `distributed.WorldChange` if ranks come or go, after it commits, and
-  `records.DataError`, `divergence.DivergedError` or `distributed.RankLost`.
+  update, which is saved. If ranks come or go it commits, then raises
+  `distributed.WorldChange`.
   """
-  plan, budget, clock = run.task.plan, run.task.budget, reporting.Clock()
+  plan, budget = run.task.plan, run.task.budget
   step = first = int(run.session.run(tf.train.get_global_step()))
+  reporter = reporting.Reporter(run, step)
   run.checkpointer.start(step)
   if budget:  # before the batches, whose masks may ask it
     budget.passed = float(run.session.run(run.task.state.seconds))
   run.task.batches.start(run.session, step)
-  reporter = reporting.Reporter(run, clock, step)
   guard = divergence.Guard(run)
-  saver = Saver(run, clock, guard)
-  saver.start(step)
-  evaluations = Evaluations(run, clock, guard, saver, first)
+  saver = Saver(run, reporter, guard)
+  if run.comm.elastic:
+    run.checkpointer.commit(run.session, step)
+  saver.keep_best(step)
+  evaluations = Evaluations(run, saver, first)
   stop = evaluations.verdict(step)
   if budget and budget.is_over():
     stop = stop or Stop.TIME
   while step < plan.updates and not stop:
     # Before the update that follows, so a resumed run makes up for what a stop
     # between the save and the evaluation left out.
-    if evaluations.are_due(step):
-      stop = evaluations.make(step)
-      if stop:
-        break
+    stop = evaluations.make_if_due(step)
+    if stop:
+      break
     if step == first:
       jit.tell_compiling(run.comm, "the training step")
     update, stop = run_update(run, step + 1, saver.is_time())
@@ -135,17 +131,18 @@ def train(run: Run) -> dict:
       taken = max(budget.seconds, budget.passed)
       run.task.state.seconds.load(taken, run.session)
     is_last = step == plan.updates or stop == Stop.TIME
-    reporter.report(step, update, is_last)
+    reporter.after_update(step, update, is_last)
     saver.after_update(step, update["save"])
   # A world that has made all updates ends as usual.
   if stop == Stop.WORLD_CHANGE and step < plan.updates:
-    saver.leave_world(step)
+    if not guard.bad:
+      run.checkpointer.commit(run.session, step)
+    run.watchdog.pause()
+    run.checkpointer.save_commit()
     raise distributed.WorldChange("ranks come or go")
-  saved = saver.end(step)
-  reporter.close()
-  stalls = run.checkpointer.stalls
+  saved, stalls = saver.end(step), run.checkpointer.stalls
   return {
-    **clock.closing(),
+    **reporter.close(),
     "saves": len(stalls),
     "longest_save_stall_seconds": max(stalls, default=0.0),
     "stopped": stop == Stop.SIGNAL,
@@ -195,13 +192,13 @@ def run_update(run: Run, number: int, save: bool = False) -> tuple:
   run.watchdog.resume()
   if budget:
     budget.after_update(float(votes.lap))
-  measured = {
+  fetched |= {
     "records": task.plan.records_of(number - 1),
     "seconds": time.monotonic() - began,
     "input_seconds": waited,
     "save": is_save_due,
   }
-  return {**fetched, **measured}, stop
+  return fetched, stop
 
 
 def _due(step: int, every: int) -> bool:
@@ -211,41 +208,39 @@ def _due(step: int, every: int) -> bool:
 class Saver:
   """Decides when to save and commit, and which checkpoints stay."""
 
-  def __init__(self, run: Run, clock: reporting.Clock, guard: divergence.Guard):
-    self._run, self._clock, self._guard = run, clock, guard
+  def __init__(
+    self, run: Run, reporter: reporting.Reporter, guard: divergence.Guard
+  ):
+    self._run, self.reporter, self.guard = run, reporter, guard
     self._is_due = False  # a save, which may wait for a good update or the disk
     self._saved = time.monotonic()  # of the last checkpoint, or the start
-
-  def start(self, step: int) -> None:
-    """Commits, if elastic, and keeps the best so far."""
-    if self._run.comm.elastic:
-      self._run.checkpointer.commit(self._run.session, step)
-    self.keep_best(step)
 
   def keep_best(self, step: int) -> None:
     """Protects the best checkpoint by evaluation; saves it if new."""
     run, saves, is_new = self._run, self._run.checkpointer, False
-    best = run.best_evaluation(step)
-    if best is not None:
-      saves.files.protect(best)
+    if run.comm.is_root:
+      folder, by = run.config.output_dir, run.job.best_by
+      best = metrics.best_evaluation(folder, step, by)
+      if best is not None:
+        saves.files.protected = best
       is_new = best == step and step not in (saves.saved, *saves.files.steps())
     if run.comm.from_root(is_new):
       saves.save(run.session, step)
 
   def is_time(self) -> bool:
     """Whether --save_every_minutes have passed, by rank 0's clock."""
-    minutes = self._run.config.save_every_minutes
-    passed = time.monotonic() - self._saved
-    return self._run.comm.is_root and minutes > 0 and passed >= 60 * minutes
+    seconds = 60 * self._run.config.save_every_minutes
+    is_over = time.monotonic() - self._saved >= seconds > 0
+    return self._run.comm.is_root and is_over
 
   def after_update(self, step: int, is_due: bool = False) -> None:
     """Saves or commits if due, by steps or `is_due`, unless it was bad."""
     run, config, saves = self._run, self._run.config, self._run.checkpointer
     if is_due or _due(step, config.save_checkpoints_steps):
       self._is_due = True
-    if self._guard.bad:
+    if self.guard.bad:
       return
-    with self._clock.timing("save"):
+    with self.reporter.timing("save"):
       is_last = step == run.task.plan.updates
       # While the last save is still being written the next one waits for a
       # later update. After the last update there is none.
@@ -256,19 +251,11 @@ class Saver:
         saves.commit(run.session, step, if_idle=True)
       saves.report_failed_save(step)
 
-  def leave_world(self, step: int) -> None:
-    """Commits, and begins to save the commit, before ranks come or go."""
-    run = self._run
-    if not self._guard.bad:
-      run.checkpointer.commit(run.session, step)
-    run.watchdog.pause()
-    run.checkpointer.save_commit()
-
   def end(self, step: int) -> int:
     """Saves the last update unless it was bad; returns the newest good one."""
     run = self._run
-    if self._guard.bad:
-      step = self._guard.end(step)
+    if self.guard.bad:
+      step = self.guard.end(step)
     elif run.checkpointer.saved < step:
       run.checkpointer.save(run.session, step)
     run.checkpointer.finish()
@@ -279,14 +266,13 @@ class Saver:
 class Evaluations:
   """Decides when to evaluate, and whether evaluations end the training."""
 
-  def __init__(self, run: Run, clock, guard, saver: Saver, first: int):
+  def __init__(self, run: Run, saver: Saver, first: int):
     """The run starts from update `first`."""
-    self._run, self._clock, self._guard = run, clock, guard
-    self._saver, self._first = saver, first
+    self._run, self._saver, self._first = run, saver, first
 
-  def are_due(self, step: int) -> bool:
+  def _are_due(self, step: int) -> bool:
     run, is_missing = self._run, False
-    if not _due(step, run.config.eval_every_steps) or self._guard.bad:
+    if not _due(step, run.config.eval_every_steps) or self._saver.guard.bad:
       return False
     if step > self._first:
       return True
@@ -298,15 +284,17 @@ class Evaluations:
       is_missing = not metrics.was_evaluated(folder, step, records)
     return run.comm.from_root(is_missing)
 
-  def make(self, step: int) -> Stop | None:
+  def make_if_due(self, step: int) -> Stop | None:
     """Evaluates, and keeps the best; returns why training ends, or None."""
-    run = self._run
+    run, timing = self._run, self._saver.reporter.timing
+    if not self._are_due(step):
+      return None
     try:
-      with self._clock.timing("evaluation"):
+      with timing("evaluation"):
         run.job.evaluate(run.session, step, run.signals, run.watchdog)
     except Interrupted as interrupted:
       return interrupted.stop
-    with self._clock.timing("save"):
+    with timing("save"):
       self._saver.keep_best(step)
     if step == self._first:
       run.watchdog.pause()  # the first update compiles

@@ -1,7 +1,6 @@
 """One run of a run_*.py around `train_loop`: its graph, start, folder, end."""
 
 import contextlib
-import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -9,10 +8,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 import mixed_precision
-from checkpoints import agreement, checkpointing, description, run_folder
+from checkpoints import agreement, checkpointing, run_folder
 from checkpoints.run_folder import is_written
 from checkpoints.snapshot import Snapshot
-from common import json_files, nvidia
+from common import nvidia
 from common.console import say
 from common.errors import STOPPED_STATUS, UserError, end_on_signals
 from common.tensorflow_v1 import tf
@@ -79,10 +78,10 @@ def check_elastic(config, tensor_parallel: int) -> None:
 
 def dropout_seed(config, plan, comm, micro) -> tf.Tensor:
   """int [2] of (seed, rank, micro-batch), so a resumed run draws the same."""
-  rank = comm.data_parallel.rank
   # A run that continues with fewer micro-batches in an update would meet their
   # numbers again, so how many there are is a part of the seed.
-  return _seed([config.seed, rank, plan.accumulation], micro.number)
+  entropy = [config.seed, comm.data_parallel.rank, plan.accumulation]
+  return _seed(entropy, micro.number)
 
 
 def sampling(config, plan, micro) -> sampled_softmax.Sampling | None:
@@ -100,17 +99,12 @@ def _seed(entropy: list[int], number) -> tf.Tensor:
   return tf.stack([int(state[0]) >> 1, number])
 
 
-def set_arithmetic(config) -> None:
-  """How this process' GPU multiplies and adds up."""
-  tf.config.experimental.enable_tensor_float_32_execution(config.tf32)
-  if config.deterministic and tf.config.list_physical_devices("GPU"):
-    tf.compat.v2.config.experimental.enable_op_determinism()
-
-
 @contextlib.contextmanager
 def graph(config):
   """A block in a new graph, with the config's arithmetic and seed."""
-  set_arithmetic(config)
+  tf.config.experimental.enable_tensor_float_32_execution(config.tf32)
+  if config.deterministic and tf.config.list_physical_devices("GPU"):
+    tf.compat.v2.config.experimental.enable_op_determinism()
   with tf.Graph().as_default(), jit.mode(config.xla):
     tf.enable_resource_variables()
     tf.set_random_seed(config.seed)
@@ -164,7 +158,9 @@ def run(
       step = resume.start_or_resume(run)
       if comm.is_root and is_written(config):
         # Only now: settings that do not fit must not enter the folder.
-        _write_run_folder(run, step)
+        if job.begin:
+          job.begin()
+        run_folder.write_start(config, run.task, step)
         to = services.reporting(config.report_to, folder, step)
         reporting.enter_context(to)
       comm.from_root(0)  # a signal finds all ranks in training, or none
@@ -189,13 +185,11 @@ def _plan_lines(job: train_loop.Job, config, comm) -> Iterator[str]:
     if job.task.budget:
       yield f"or {job.task.budget.seconds / 60:g} minutes, if less"
   on_gpu = bool(tf.config.list_physical_devices("GPU"))
-  lines = []
   if on_gpu or mixed_precision.policy_of(config) != mixed_precision.FP32:
-    lines.append(precision_line(config, on_gpu))
-  if on_gpu and comm.size > comm.local_size:
-    lines.append(nvidia.network_line())
-  for line in lines:
+    line = precision_line(config, on_gpu)
     yield textwrap.fill(line, 80, subsequent_indent="  ")
+  if on_gpu and comm.size > comm.local_size:
+    yield textwrap.fill(nvidia.network_line(), 80, subsequent_indent="  ")
 
 
 def _train(run: train_loop.Run, owns_signals: bool) -> dict:
@@ -233,14 +227,3 @@ def _conclude(run: train_loop.Run, training: dict | None, step: int) -> tuple:
     if evaluate:  # does nothing if that was evaluated just now
       results = evaluate(session, step, None, watchdog, log=False)
   return results, run.job.predict(session, watchdog) if run.job.predict else []
-
-
-def _write_run_folder(run: train_loop.Run, step: int) -> None:
-  config, task = run.config, run.task
-  os.makedirs(config.output_dir, exist_ok=True)
-  if task:
-    path = os.path.join(config.output_dir, description.CONFIG_FILE)
-    json_files.write(path, config.bert.to_dict())
-  if run.job.begin:
-    run.job.begin()
-  run_folder.write_start(config, task, step)

@@ -64,11 +64,11 @@ def test_what_is_written_is_a_tensorflow_checkpoint(tmp_path):
 def test_the_newest_and_the_protected_are_kept(tmp_path):
   files = CheckpointFiles(str(tmp_path), keep=2)
   write(files, 1)
-  files.protect(1)
+  files.protected = 1
   for step in (2, 3, 4):
     write(files, step)
   assert files.steps() == [4, 3, 1]
-  files.protect(3)
+  files.protected = 3
   write(files, 5)
   assert files.steps() == [5, 4, 3]
   assert len(os.listdir(tmp_path)) == 1 + 3 * 3

@@ -124,7 +124,7 @@ def test_rows_of_updates():
   stage = training_plan.Stage(first_update=4, first_record=8, ramp=((1, 3),))
   plan = dataclasses.replace(plan_of(2, 7, 2), stage=stage, updates=7)
   of_ranks = [
-    input_pipeline.UpdateRows(plan, order, rank(r, 2)).of(4, 2) for r in (0, 1)
+    input_pipeline.update_rows(plan, order, rank(r, 2), 4, 2) for r in (0, 1)
   ]
   positions = ([8, 9, 11, 12, 13, 14], [10, 10, 15, 16, 17, 17])
   real = ([1, 1, 1, 1, 1, 1], [1, 0, 1, 1, 1, 0])
@@ -137,10 +137,12 @@ def test_rows_of_updates():
     assert rows.number.tolist() == [8, 10, 11]  # two an update at most
     assert rows.records.tolist() == [3, 7, 7]
   # The same, one update at a time; and where the time is farther.
-  later = input_pipeline.UpdateRows(plan, order, rank(1, 2), lambda: 0.75)
-  assert later.of(5).numbers.tolist() == of_ranks[1].numbers[2:].tolist()
-  assert later.of(5).progress.tolist() == [0.75] * 4
-  assert later.of(6).progress.tolist() == [1.0] * 4
+  later = lambda update: input_pipeline.update_rows(
+    plan, order, rank(1, 2), update, share=0.75
+  )
+  assert later(5).numbers.tolist() == of_ranks[1].numbers[2:].tolist()
+  assert later(5).progress.tolist() == [0.75] * 4
+  assert later(6).progress.tolist() == [1.0] * 4
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -497,7 +499,7 @@ def test_record_files_of_two_kinds_are_refused(tmp_path, changed, message):
   if not kind:
     write_manifest(paths[1], 8)
     source = input_pipeline.Source(record_files.find(",".join(paths)), SHAPE)
-    assert source.tokenizer.sha256 == "0" * 64
+    assert source.files.tokenizer.sha256 == "0" * 64
   write_manifest(paths[1], 8, **kind, **changed)
   refused(",".join(paths), message)
 

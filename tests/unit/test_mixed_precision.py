@@ -322,5 +322,7 @@ def test_the_process_computes_as_asked(monkeypatch, on, gpus):
     "enable_op_determinism",
     lambda: asked.append("deterministic"),
   )
-  training_run.set_arithmetic(arithmetic(tf32=on, deterministic=on))
+  given = arithmetic(tf32=on, deterministic=on, xla="off", seed=1)
+  with training_run.graph(given):
+    pass
   assert asked == [on] + ["deterministic"] * (on and bool(gpus))

@@ -109,7 +109,7 @@ def test_trust_ratios_are_reported(lamb_run):
   names = set(runs.metrics(folder, "trust_ratio_min_variable"))
   assert names <= runs.weights(folder).keys()
   named = types.SimpleNamespace
-  task, clock = pretraining_task(), reporting.Clock()
+  task = pretraining_task()
   task.ops.variables = [named(op=named(name=name)) for name in "abc"]
   ratios = {
     "trust_ratio_min": 0.125, "trust_ratio_median": 0.25,
@@ -118,8 +118,9 @@ def test_trust_ratios_are_reported(lamb_run):
   for skipped, want in ((False, ratios), (True, {})):
     update = {**update_of(0.0), "skipped": skipped}
     update["trust_ratios"] = np.float32([0.25, 0.125, 1.0])
-    clock.add(update, task)
-    report = reporting.report(1, update, task, clock)
+    reporter = reporter_of(task)
+    reporter.count(update)
+    report = reporter.report(1, update)
     assert {k: v for k, v in report.items() if "trust_ratio" in k} == want
 
 
@@ -349,14 +350,21 @@ def pretraining_task():
   )
 
 
+def reporter_of(task):
+  """On a rank that writes nothing."""
+  named = types.SimpleNamespace
+  comm, config = named(is_root=False), named(peak_tflops=None)
+  return reporting.Reporter(named(task=task, comm=comm, config=config), 0)
+
+
 def told_of(*updates):
   """The last one's report, and what is said of all at the end."""
-  task, clock = pretraining_task(), reporting.Clock()
+  reporter = reporter_of(pretraining_task())
   for step, got in enumerate(updates, 1):
-    clock.add(got, task)
-    found = reporting.report(step, got, task, clock)
-    clock.lap()
-  return found, clock.closing()
+    reporter.count(got)
+    found = reporter.report(step, got)
+    reporter.next_report()
+  return found, reporter.close()
 
 
 def test_an_update_without_a_micro_batch_left_has_no_numbers():
@@ -439,12 +447,12 @@ def test_progress_has_a_smoothed_loss_and_short_words(tmp_path, monkeypatch):
   )
   comm = types.SimpleNamespace(is_root=True)
   run = types.SimpleNamespace(task=pretraining_task(), config=config, comm=comm)
-  shown = reporting.Reporter(run, reporting.Clock(), 99_997)
+  shown = reporting.Reporter(run, 99_997)
   sums = update_of(0.0)["sums"]
   low = {**sums, "masked_lm_loss": 0.0, "next_sentence_loss": 24.0}
-  shown.report(99_998, update_of(0.0))
-  shown.report(99_999, update_of(0.0, sums={**low, "tokens": 480.0}))
-  shown.report(100_000, update_of(4.0))
+  shown.after_update(99_998, update_of(0.0))
+  shown.after_update(99_999, update_of(0.0, sums={**low, "tokens": 480.0}))
+  shown.after_update(100_000, update_of(4.0))
   (_, first, how), (_, second, later), (_, lost, _) = shown._progress
   assert first == (
     "99,998/100,000", "smoothed loss 2.000", "12 ex/s", "5.0% right"
