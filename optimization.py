@@ -185,35 +185,6 @@ class TrainOps(NamedTuple):
     return fetches
 
 
-class Progress(NamedTuple):
-  """How far a run is."""
-
-  position: tf.Tensor  # in the learning rate's schedule, updates
-  counters: list  # [(variable, n), ...]: each update advances them by n
-
-
-def progress(config, plan, state, micro, lap=None) -> Progress:
-  """The progress of a run that `state`, a `TrainingState`, counts.
-
-  micro: a `MicroBatch`. `lap`, the seconds since the last update, is for
-  --max_train_minutes: the schedule is then as far as the run is, by updates or
-  by time.
-  """
-  step = tf.convert_to_tensor(tf.train.get_or_create_global_step())
-  # A batch that does not grow needs no copy to a GPU.
-  records = micro.records if plan.stage.ramp else plan.records_per_update
-  counters = [(state.records_seen, records)]
-  position = step + state.schedule_start
-  if lap is not None:
-    lap = tf.cast(lap, tf.float64)
-    share = (state.seconds + lap) / (60.0 * config.max_train_minutes)
-    total = config.planned_schedule(plan).total
-    by_time = tf.cast(tf.minimum(share, 1.0) * total, tf.float32)
-    position = tf.maximum(tf.cast(position, tf.float32), by_time)
-    counters.append((state.seconds, lap))
-  return Progress(position, counters)
-
-
 def train_ops(
   config: RunConfig,
   plan: training_plan.TrainingPlan,
@@ -221,11 +192,29 @@ def train_ops(
   gradients: list,
   sums: dict,
   loss_scale: mixed_precision.LossScale,
-  done: Progress,
+  state,
+  micro,
+  lap=None,
 ) -> TrainOps:
-  """`build_train_ops` with a run's settings."""
-  learning_rate = config.planned_schedule(plan)(done.position)
-  optimizer = config.optimizer.make(learning_rate)
+  """`build_train_ops` with a run's settings; advances `state`.
+
+  state: a `TrainingState`; micro: a `MicroBatch`; lap: the seconds since the
+  last update, for --max_train_minutes: the schedule is then as far as the run
+  is, by updates or by time.
+  """
+  step = tf.convert_to_tensor(tf.train.get_or_create_global_step())
+  # A batch that does not grow needs no copy to a GPU.
+  records = micro.records if plan.stage.ramp else plan.records_per_update
+  counters = [(state.records_seen, records)]
+  schedule = config.planned_schedule(plan)
+  position = step + state.schedule_start
+  if lap is not None:
+    lap = tf.cast(lap, tf.float64)
+    share = (state.seconds + lap) / (60.0 * config.max_train_minutes)
+    by_time = tf.cast(tf.minimum(share, 1.0) * schedule.total, tf.float32)
+    position = tf.maximum(tf.cast(position, tf.float32), by_time)
+    counters.append((state.seconds, lap))
+  optimizer = config.optimizer.make(schedule(position))
   exchange = make_exchange(config.allreduce, comm, loss_scale.value, optimizer)
   return build_train_ops(
     gradients,
@@ -234,7 +223,7 @@ def train_ops(
     loss_scale,
     config.optimizer,
     plan.accumulation,
-    done.counters,
+    counters,
   )
 
 

@@ -156,9 +156,8 @@ def training_step(
 
   gradients, sums = jit.compiled(forward_and_backward, ("step",))()
   # The last micro-batch of an update exchanges gradients and moves weights.
-  progress = optimization.progress(config, plan, state, micro, lap)
   return optimization.train_ops(
-    config, plan, comm, gradients, sums.by_name(), loss_scale, progress
+    config, plan, comm, gradients, sums.by_name(), loss_scale, state, micro, lap
   )
 
 

@@ -67,15 +67,14 @@ def read(prefixes: Sequence[str]) -> Weights:
   shapes = _weight_shapes(first)
   for other in others:
     others_shapes = _weight_shapes(other)
-    names = shapes.keys() | others_shapes.keys()
-    differing = [n for n in names if shapes.get(n) != others_shapes.get(n)]
-    if differing:
-      name = min(differing)
-      raise CheckpointError(
-        f"{other.path}: {name} has shape {others_shapes.get(name)} there, but "
-        f"{shapes.get(name)} in {first.path} (None: missing); {len(differing)} "
-        "weights differ. Only checkpoints of one model have a mean"
-      )
+    for name in sorted(shapes.keys() | others_shapes.keys()):
+      here, there = shapes.get(name), others_shapes.get(name)
+      if here != there:
+        raise CheckpointError(
+          f"{other.path}: {name} has shape {there} there, but {here} in "
+          f"{first.path} (None: missing). Only checkpoints of one model have a "
+          "mean"
+        )
   values = {}
   for name in sorted(shapes):
     arrays = []

@@ -150,19 +150,15 @@ class Checkpointer:
       self.stalls.append(time.monotonic() - began)
     self._patience = _READY_SECONDS
 
-  def save_commit(self) -> None:
-    """Rank 0 begins to write what is committed."""
+  def save_commit(self) -> int:
+    """Rank 0 begins to write what is committed; returns the newest update."""
     # There may be no next world, which would have it in memory.
     committed = self.restore.committed()
-    if self._comm.is_root and committed:
-      if committed.step not in self.files.steps()[:1]:
-        self.files.write(committed.step, committed.values)
-
-  def newest_saved_step(self) -> int:
-    """The newest update that is saved or committed; a commit is then saved."""
-    self.save_commit()
-    committed = self.restore.committed()
-    return max(self.saved, committed.step if committed else 0)
+    if not committed:
+      return self.saved
+    if self._comm.is_root and committed.step not in self.files.steps()[:1]:
+      self.files.write(committed.step, committed.values)
+    return max(self.saved, committed.step)
 
   def is_ready(self) -> bool:
     """Whether all ranks could save now; the first call after a save waits."""

@@ -67,11 +67,7 @@ BEST_BY = BestBy(("masked_lm_loss", "next_sentence_loss"), higher=False)
 
 def evaluations(output_dir: str, step: float = math.inf) -> list[dict]:
   """A run's evaluations up to update `step`."""
-  return _up_to(os.path.join(output_dir, EVAL_METRICS_FILE), step)
-
-
-def _up_to(path: str, step: float) -> list[dict]:
-  reports = read_jsonl(path)
+  reports = read_jsonl(os.path.join(output_dir, EVAL_METRICS_FILE))
   return [report for report in reports if report["global_step"] <= step]
 
 
@@ -79,7 +75,8 @@ def forget_after(output_dir: str, name: str, step: int) -> None:
   """Drops reports after `step`, and a last line without its end."""
   path = os.path.join(output_dir, name)
   if os.path.exists(path):
-    files.write(path, b"".join(map(_line, _up_to(path, step))))
+    kept = [r for r in read_jsonl(path) if r["global_step"] <= step]
+    files.write(path, b"".join(map(_line, kept)))
 
 
 def was_evaluated(output_dir: str, step: int, on: str) -> bool:

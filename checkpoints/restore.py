@@ -246,17 +246,12 @@ class Restore:
           f"{len(missing) - 1} more variables. To start a new run from its "
           "weights give it as --init_checkpoint with a new --output_dir"
         )
-      self._load_named(session, values, values.shapes)
+      self._load_whole(session, values, values.shapes)
     self._load_sharded(session, values, self._variables.sharded)
     session.run(self._broadcast)
     if committed:
       _load(session, self._summed, committed.values)  # this rank's
     return name
-
-  def _load_named(self, session, values, names) -> None:
-    """Loads those of `names` that each rank holds whole."""
-    named = [v for v in self._variables.whole if v.op.name in names]
-    _load(session, named, values)
 
   def weights(self, session: tf.Session, step: int) -> None:
     """Gives all ranks the trained variables of update `step`'s checkpoint."""
@@ -273,12 +268,17 @@ class Restore:
     self, session, source: Checkpoint | dict | None, names
   ) -> None:
     """Loads `names` from rank 0's `source`; other ranks give no names."""
-    self._load_named(session, source, names)
+    self._load_whole(session, source, names)
     sharded = self._variables.sharded
     if sharded:
       # Each load is a collective: all ranks must make the same ones.
       wanted = self._comm.from_root([s.part.op.name in names for s in sharded])
       self._load_sharded(session, source, itertools.compress(sharded, wanted))
+
+  def _load_whole(self, session, values, names) -> None:
+    """Loads those of `names` that each rank holds whole."""
+    named = [v for v in self._variables.whole if v.op.name in names]
+    _load(session, named, values)
 
   def _load_sharded(self, session, values, variables) -> None:
     """Distributes rank 0's `values`; the other ranks have none."""

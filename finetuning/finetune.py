@@ -141,9 +141,8 @@ def training_step(
     return tf.gradients(loss, tf.trainable_variables()), sums.by_name()
 
   gradients, sums = jit.compiled(forward_and_backward, ("step",))()
-  progress = optimization.progress(config, plan, state, micro)
   return optimization.train_ops(
-    config, plan, comm, gradients, sums, loss_scale, progress
+    config, plan, comm, gradients, sums, loss_scale, state, micro
   )
 
 

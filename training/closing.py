@@ -59,9 +59,7 @@ def _why_it_ended(run, training: dict, step: int) -> str:
   """Why it ended, and how it can continue."""
   stage, config = run.task.plan.stage, run.config
   if training["stopped"] and not step:
-    return (
-      "stopped as asked before the first update: the same command starts it"
-    )
+    return "stopped as asked before update 1: the same command starts it"
   if training["stopped"]:
     return (
       f"stopped as asked before update {step + 1:,}, saved: the same command "

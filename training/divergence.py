@@ -66,7 +66,7 @@ class Guard:
     """The update to resume from after a bad one; raises if it is the last."""
     if step == self._run.task.plan.updates:
       self._raise(step)
-    saved = self._run.checkpointer.newest_saved_step()
+    saved = self._run.checkpointer.save_commit()
     say(
       self._run.comm,
       f"updates {self._first['update']:,} to {step:,} were not finite and are "

@@ -76,10 +76,6 @@ class Measured(NamedTuple):
     """What a record of the micro-batch needs: activations and buffers."""
     return max(0.0, self.peak_mb - sum(self.parts.values())) / self.size
 
-  def peak_of(self, size: int) -> float:
-    """Peak of a rank with micro-batches of `size`, without the copy."""
-    return sum(self.parts.values()) + size * self.record_mb
-
   def seconds_of(self, micro_batches: int, size: int) -> float:
     """Seconds of an update of so many micro-batches of `size` on a rank."""
     one = self.micro_seconds * size / self.size
@@ -112,7 +108,7 @@ class Job:
     return measured
 
   def measure(self, size: int, limit_mb: float) -> Measured | None:
-    """The same; a process on the host that needs more MB is ended."""
+    """Measures them; a process on the host that needs more MB is ended."""
     tell(f"measuring updates of micro-batches of {size:,} ...")
     spawn = multiprocessing.get_context("spawn")
     receiver, sender = spawn.Pipe(duplex=False)
@@ -313,7 +309,7 @@ def lines(
   yield _row("  each further record", measured.record_mb)
   host = f"for {counted(here, 'rank')} here" if here else "of each GPU"
   yield _row(f"  available, {host}", measured.gpu_mb or job.free_mb)
-  room = job.room_mb(measured) - measured.peak_of(0)
+  room = job.room_mb(measured) - sum(measured.parts.values())
   largest = int(room / max(measured.record_mb, 1e-3))
   yield (
     f"  {'fits' if size <= largest else 'DOES NOT FIT'}; with "

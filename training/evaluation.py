@@ -117,15 +117,13 @@ def overlap_warning(
 
 def is_out_of_memory(error: Exception) -> bool:
   """Whether memory of the host or of the GPU did not suffice; XLA's, too."""
-  kinds = (MemoryError, tf.errors.ResourceExhaustedError)
+  if errors.remedy(error):  # a disk, by TensorFlow's kinds
+    return False
+  if isinstance(error, (MemoryError, tf.errors.ResourceExhaustedError)):
+    return True
   words = ("out of memory", "resource_exhausted", "oom when allocating")
-  return not errors.remedy(error) and (  # a disk, by TensorFlow's kinds
-    isinstance(error, kinds)
-    or (
-      isinstance(error, tf.errors.OpError)
-      and any(word in str(error).lower() for word in words)
-    )
-  )
+  said = str(error).lower()
+  return isinstance(error, tf.errors.OpError) and any(w in said for w in words)
 
 
 def clear_error(error: Exception, source=None, numbers=()) -> Exception:
@@ -139,12 +137,9 @@ def clear_error(error: Exception, source=None, numbers=()) -> Exception:
       "finds the largest"
     )
   # A thread that reads has noted its own error, which TensorFlow rewords.
-  known = getattr(source, "error", None)
   # A lost rank comes before the search for a damaged record: others wait.
-  known = known or distributed.rank_lost(error)
-  if known:
-    return known
-  return (source.explain(numbers) if source else None) or error
+  known = getattr(source, "error", None) or distributed.rank_lost(error)
+  return known or (source and source.explain(numbers)) or error
 
 
 def add_up(rows, names, comm) -> dict:

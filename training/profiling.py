@@ -21,19 +21,17 @@ class Profile(contextlib.AbstractContextManager):
   def __exit__(self, *_) -> None:
     self._stop()
 
-  def at(self, update: int) -> None:
-    """Begins or ends the recording before an update."""
+  def update(self, number: int):
+    """A block with an update; the recording begins or ends before it."""
     first, last = self._updates or (0, 0)
-    if update > last:
+    if number > last:
       self._stop()
-    elif first <= update and not self._active and self.folder is None:
+    elif first <= number and not self._active and self.folder is None:
       options = profiler.ProfilerOptions(
         host_tracer_level=2, python_tracer_level=0, device_tracer_level=1
       )
       profiler.start(self._target, options)
       self._active = True
-
-  def update(self, number: int):
     if not self._active:
       return contextlib.nullcontext()
     return profiler.Trace("update", step_num=number, _r=1)

@@ -162,7 +162,6 @@ def run_update(run: Run, number: int, save: bool = False) -> tuple:
   task, budget = run.task, run.task.budget
   micro_batches = task.plan.micro_batches_of(number - 1)
   began, waited, is_save_due = time.monotonic(), 0.0, False
-  run.profile.at(number)
   try:
     with run.profile.update(number):
       for micro_batch in range(1, micro_batches + 1):

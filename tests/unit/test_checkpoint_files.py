@@ -316,7 +316,7 @@ def test_what_another_world_left_in_memory_is_not_on_the_disk(tmp_path):
     )
     second.start(2)
     assert second.saved == 1
-    assert second.newest_saved_step() == 2
+    assert second.save_commit() == 2
     second.finish()
     assert CheckpointFiles(str(tmp_path), 5).steps() == [2, 1]
 

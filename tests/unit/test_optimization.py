@@ -102,18 +102,13 @@ def test_equals_numpy_from_update_1(rule, corrected, resource):
   "kind, changes, words",
   [
     (OptimizerConfig, {"optimizer": "sgd"}, "--optimizer=sgd: not one of ada"),
-    (OptimizerConfig, {"beta_1": 1.0}, "--beta_1=1.0"),
-    (OptimizerConfig, {"epsilon": -1.0}, "--epsilon=-1.0"),
     (OptimizerConfig, {"min_trust_ratio": 2.0}, "2.0 and --max_trust_ratio"),
-    (AllreduceConfig, {"zero": 2}, "--zero=2"),
     (AllreduceConfig, {"zero": 1, "powersgd_rank": 2}, "--powersgd.* --zero"),
-    (AllreduceConfig, {"powersgd_rank": -1}, "--powersgd_rank=-1"),
     (
       AllreduceConfig,
       {"powersgd_rank": 4, "fp16_allreduce": True},
       "--powersgd_rank .* --fp16_allreduce",
     ),
-    (LossScaleConfig, {"loss_scale_window": 0}, "--loss_scale_window=0"),
     (
       LossScaleConfig,
       {"initial_loss_scale": 4.0, "min_loss_scale": 8.0},
@@ -200,7 +195,7 @@ Final = collections.namedtuple("Final", "w moment step reports")
 
 
 @functools.cache
-def linear_problem(micro_batches, clip_norm=0.0, prenormalize=False):
+def linear_problem(micro_batches, clip_norm=0.0, prenormalize=False, scale=1.0):
   """loss share = sum(w * x); so x is the gradient."""
   with tf.Graph().as_default() as graph:
     tf.enable_resource_variables()
@@ -214,6 +209,7 @@ def linear_problem(micro_batches, clip_norm=0.0, prenormalize=False):
       {"loss": loss, "count": filled},
       optimization.AdamWeightDecayOptimizer(learning_rate=tf.constant(0.1)),
       micro_batches,
+      scale,
       clip_norm=clip_norm,
       prenormalize=prenormalize,
     )
@@ -314,24 +310,11 @@ def test_an_update_without_a_finite_gradient_is_skipped(micro_batches):
 
 
 def test_loss_scale_changes_nothing_but_the_range():
+  updates = [[[3.0, 1.0]], [[-1.0, 2.0]]]
   results = []
-  for scale in (1.0, 1024.0):
-    with tf.Graph().as_default(), tf.Session() as session:
-      tf.enable_resource_variables()
-      x = tf.placeholder(tf.float32, [2])
-      w = tf.get_variable("w", initializer=tf.constant([1.0, 2.0]))
-      ops = update_ops(
-        tf.reduce_sum(w * w * x),
-        {"n": tf.constant(1.0)},
-        optimization.AdamWeightDecayOptimizer(tf.constant(0.1)),
-        scale=scale,
-      )
-      start(session)
-      norms = [
-        run_update(session, x, ops, [gradient])["grad_norm"]
-        for gradient in ([3.0, 1.0], [-1.0, 2.0])
-      ]
-      results.append([*session.run(w), *norms])
+  for made in (final(updates, 1), final(updates, 1, scale=1024.0)):
+    norms = [report["grad_norm"] for report in made.reports]
+    results.append([*made.w, *made.moment, *norms])
   np.testing.assert_array_equal(*results)
 
 
@@ -342,6 +325,8 @@ def test_create_optimizer_is_google_berts():
     target = tf.constant([40.0, 0.2, -0.5])
     loss = tf.reduce_mean(tf.square(target - w))
     train = optimization.create_optimizer(loss, 0.2, 10, 3, False)
+    with pytest.raises(ValueError, match="use_tpu"):
+      optimization.create_optimizer(loss, 0.2, 10, 3, use_tpu=True)
     session.run(tf.global_variables_initializer())
     seen = []
     for _ in range(5):
@@ -353,20 +338,10 @@ def test_create_optimizer_is_google_berts():
   for k in range(5):
     g = 2 * (w - np.array([40.0, 0.2, -0.5])) / 3
     gradients.append({"w": g / max(1.0, np.linalg.norm(g))})
-    w = reference(
-      {"w": np.array([0.1, -0.2, -0.1])},
-      gradients,
-      rates[: k + 1],
-      {"w"},
-      "adamw",
-      corrected=False,
-    )[0]["w"]
+    begun = {"w": np.array([0.1, -0.2, -0.1])}
+    made = reference(begun, gradients, rates[: k + 1], {"w"}, "adamw", False)
+    w = made[0]["w"]
     np.testing.assert_allclose(seen[k], w, rtol=1e-4)
-
-
-def test_create_optimizer_refuses_a_tpu():
-  with pytest.raises(ValueError, match="use_tpu"):
-    optimization.create_optimizer(tf.constant(0.0), 1e-4, 10, 1, use_tpu=True)
 
 
 def test_squares_for_a_gpu_are_those_for_a_cpu(monkeypatch):
