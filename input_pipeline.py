@@ -9,7 +9,7 @@ Any other source has its `len`, `columns`, `batch`, `weights` and `explain`.
 import dataclasses
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -80,7 +80,7 @@ class Source:
   def _check_files(self) -> None:
     """Raises `DataError` if files, manifests and shape do not agree."""
     shape = self.shape
-    firsts = {}  # what all files must have alike: the manifest and its value
+    firsts: dict = {}  # what all files must have alike -> (manifest, value)
     counts, sizes = self.set.counts, self.set.sizes()
     for path, count, size in zip(self.paths, counts, sizes, strict=True):
       if path not in self.manifests:
@@ -158,7 +158,7 @@ class Source:
     tensors = tf.numpy_function(read, [numbers, epochs, progress], kinds)
     for tensor in tensors:
       tensor.set_shape(numbers.shape)
-    return _parse(*tensors, self.shape)
+    return _parse(tensors, self.shape)
 
   def describe(self) -> dict:
     tokenizer = self.files.tokenizer
@@ -267,17 +267,13 @@ def unused_rows(vocab_size: int, manifests: dict) -> list[str]:
   ]
 
 
-def _parse(
-  serialized: tf.Tensor,
-  keys: tf.Tensor,
-  probs: tf.Tensor,
-  shape: record_shape.RecordShape,
-) -> dict:
+def _parse(tensors: Sequence, shape: record_shape.RecordShape) -> dict:
   """Parses, checks and masks: name -> int32 or float32 [n, ...].
 
-  `serialized` is string [n], `keys` int64 [n] of `masking.record_keys`, `probs`
-  float64 [n], the share of each record's tokens to choose.
+  `tensors`: serialized records, int64 `masking.record_keys`, and float64 shares
+  of each record's tokens to choose; [n] each.
   """
+  serialized, keys, probs = tensors
   features, types = shape.features(), {}
   for name, (size, bound) in features.items():
     kind = tf.float32 if bound is None else tf.int64
@@ -326,24 +322,24 @@ def _positions_are_right(parsed: dict) -> tf.Tensor:
   )
 
 
-def _masked(parsed: dict, keys, probs, shape: record_shape.RecordShape) -> dict:
+def _masked(parsed: dict, keys, probs, shape) -> dict:
   tokens = [parsed[n] for n in ("input_ids", "input_mask", "segment_ids")]
   continues = parsed.pop("is_continuation", None)
-  continuation = [continues] if shape.whole_words else []
+  continuation, masks = [continues] if shape.whole_words else [], shape.masks
 
   def draw(ids, mask, segments, keys, probs, *continuation):
-    settings = shape.masks._replace(masked_lm_prob=probs)
+    settings = masks._replace(masked_lm_prob=probs)
     rest = keys.view(np.uint64), settings, *continuation
     return tuple(masking.mask_records(ids, mask, segments, *rest))
 
   kinds = [tf.int32, tf.int32, tf.int32, tf.float32]
   arguments = [*tokens, keys, probs, *continuation]
-  ids, *masks = tf.numpy_function(draw, arguments, kinds)
+  ids, *drawn = tf.numpy_function(draw, arguments, kinds)
   ids.set_shape(parsed["input_ids"].shape)
-  for tensor in masks:
+  for tensor in drawn:
     tensor.set_shape([ids.shape[0], shape.max_predictions_per_seq])
   names = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
-  return {**parsed, "input_ids": ids, **dict(zip(names, masks, strict=True))}
+  return {**parsed, "input_ids": ids, **dict(zip(names, drawn, strict=True))}
 
 
 def _iterator(dataset: tf.data.Dataset):

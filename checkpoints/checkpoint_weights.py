@@ -90,7 +90,7 @@ def read(prefixes: Sequence[str]) -> Weights:
     total, *more = arrays
     mean = sum(more, total.astype(np.float64)) / len(checkpoints)
     values[name] = mean.astype(np.float32)
-  state, left_out = set(), []
+  state, left_out = set[str](), list[str]()
   for checkpoint in checkpoints:
     state |= checkpoint.shapes.keys() - shapes.keys()
     left_out += checkpoint.left_out

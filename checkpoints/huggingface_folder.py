@@ -28,7 +28,7 @@ def read_task(folder: str, saved: dict) -> tuple[dict, list[str]]:
   """
   # The task follows from the weights: which heads there are, of what shape.
   known, notes = huggingface_config.read_config(folder), []
-  tensors, shapes = huggingface_weights.read_shapes(folder), {}
+  tensors, shapes = huggingface_weights.read_shapes(folder), dict[str, list]()
   for name, of_tensor in known.tensors(tensors).items():
     if name in tensors:
       shapes |= {weight.name: tensors[name] for weight in of_tensor}

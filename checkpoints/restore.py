@@ -5,6 +5,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 
@@ -229,14 +230,15 @@ class Restore:
     """
     session.run(self._initializer)
     # What is in memory is newer than any checkpoint, or the run would go back.
-    name, values, committed = None, None, self.committed()
+    name, committed = None, self.committed()
+    values: Any = None
     if self._comm.is_root and committed:
       name = f"what update {committed.step:,} left in memory"
       values = committed.values
       _load(session, self._variables.whole, values)
     elif self._comm.is_root:
-      values = Checkpoint(path or self._files.newest_whole())
-      name = values.path
+      name = path or self._files.newest_whole() or ""
+      values = Checkpoint(name)
       _check_shapes(values, self._variables.shapes)
       optional = _names(tf.get_collection(OPTIONAL_VARIABLES))
       missing = self._variables.shapes.keys() - values.shapes.keys() - optional

@@ -1,6 +1,7 @@
 """The values of all variables at one update, in memory."""
 
 import threading
+from typing import Any
 
 import numpy as np
 
@@ -21,10 +22,10 @@ class Snapshot:
   def __init__(self, copies: int = 2):
     """With 2 copies `values` stay whole while the next ones are taken."""
     self.step = 0  # of `values`
-    self.values: dict[str, np.ndarray] | None = None
+    self.values: Any = None  # name -> array, once there are values
     self._copies = copies
     self._sets: list[dict[str, np.ndarray]] = []
-    self._thread: threading.Thread | None = None
+    self._thread: Any = None
     self._trouble = ""  # why there is no memory
     self.files: CheckpointFiles | None = None
 

@@ -97,18 +97,18 @@ class AllReduce:
 
     def apply(factor, *gradients):
       scaled = [gradient * factor for gradient in gradients]
-      scaled = zip(scaled, variables, strict=True)
-      applied = optimizer.apply_gradients(scaled, layout=self.layout)
+      pairs = zip(scaled, variables, strict=True)
+      applied = optimizer.apply_gradients(pairs, layout=self.layout)
       with tf.control_dependencies([applied]):
         rows = [factor[None]]
         rows += [tf.reshape(ratio, [-1]) for ratio in optimizer.trust_ratios]
         return tf.concat(rows, axis=0) if len(rows) > 1 else rows[0]
 
-    ratios, modes = 0, execution.UPDATE
+    ratios, modes = 0, [*execution.UPDATE]
     if optimizer.has_trust_ratios:
       ratios = len(tf.trainable_variables())
       if self.layout.norm_communicates:
-        modes = ()
+        modes = []
     # Only its arguments tell a compiled function of the condition around it:
     # where the condition does not hold, tf.identity gives a dead tensor.
     applied = tf.cond(

@@ -4,7 +4,6 @@
 that is a world of one whose operations change nothing, so no caller has to ask.
 """
 
-import hashlib
 import itertools
 import os
 import pickle
@@ -101,13 +100,13 @@ class Comm:
     """[size, n]: every rank's `values`, [n]. It runs a session; all call it."""
     return np.asarray(values)[None]
 
-  def from_root(self, value):
-    """Rank 0's value, of any type; what other ranks give does not count."""
+  def from_root(self, value, root: int = 0):
+    """The value of rank `root`, of any type; others' do not count."""
     # First how long it is: a gather needs arrays of one shape from all ranks.
-    content = pickle.dumps(value) if self.is_root else b""
-    length = int(self.gather(np.array([len(content)]))[0, 0])
+    content = pickle.dumps(value) if self.rank == root else b""
+    length = int(self.gather(np.array([len(content)]))[root, 0])
     padded = np.frombuffer(content.ljust(length), np.uint8)
-    return pickle.loads(self.gather(padded)[0].tobytes())
+    return pickle.loads(self.gather(padded)[root].tobytes())
 
   def hosts_changed(self) -> bool:
     """Whether this rank heard, since it joined, that hosts came or went."""
@@ -118,30 +117,22 @@ class Comm:
 
     Its message has the lines of `value` that differ.
     """
-    # Digests decide; only where these differ are the texts exchanged.
-    text = value.encode()
-    digest = int.from_bytes(hashlib.sha256(text).digest()[:7], "little")
-    everyone = self.gather(np.array([digest, len(text)], np.int64))
-    odd = np.flatnonzero((everyone != everyone[0]).any(axis=1)).tolist()
-    if odd:
-      padded = np.frombuffer(text.ljust(everyone[:, 1].max()), np.uint8)
-      rows = self.gather(padded.astype(np.int64)).astype(np.uint8)
-      texts = []
-      for rank in (0, odd[0]):
-        whole = bytes(rows[rank, : everyone[rank, 1]])
-        texts.append(whole.decode().splitlines())
-      differences, more = [], 0
-      for a, b in itertools.zip_longest(*texts, fillvalue="nothing"):
-        if a != b and len(differences) < _MOST_SHOWN:
-          differences.append(f"rank 0 has {a}, rank {odd[0]} has {b}")
-        elif a != b:
-          more += 1
-      if more:
-        differences.append(f"and {more} more")
-      raise DistributedError(
-        f"{what} of rank {odd} differs from rank 0's: "
-        f"{'; '.join(differences)}. Give all hosts the same files and flags"
-      )
+    first = self.from_root(value)
+    odd = np.flatnonzero(self.gather(np.array([value != first]))).tolist()
+    if not odd:
+      return
+    texts = first.splitlines(), self.from_root(value, odd[0]).splitlines()
+    differences = []
+    for a, b in itertools.zip_longest(*texts, fillvalue="nothing"):
+      if a != b:
+        differences.append(f"rank 0 has {a}, rank {odd[0]} has {b}")
+    more = len(differences) - _MOST_SHOWN
+    if more > 0:
+      differences[_MOST_SHOWN:] = [f"and {more} more"]
+    raise DistributedError(
+      f"{what} of rank {odd} differs from rank 0's: {'; '.join(differences)}. "
+      "Give all hosts the same files and flags"
+    )
 
 
 class _GradientSource(tf.train.Optimizer):

@@ -100,7 +100,7 @@ class MomentOptimizer(tf.train.Optimizer):
     self.trust_ratios = []
     # Variable's name -> its slots by name. The base class has `_slots`, too.
     self._kept: dict[str, dict[str, Slot]] = {}
-    self._applied_updates = None
+    self._applied_updates: Any = None
 
   def slots_of(self, variable) -> dict[str, str]:
     """A weight's slots: name -> the setting by which it decays, or "".
@@ -169,7 +169,7 @@ class MomentOptimizer(tf.train.Optimizer):
       return kept
     t = tf.cast(tf.convert_to_tensor(self._applied_updates) + 1, tf.float32)
     by_beta: dict[str, Any] = {"": 1.0}
-    corrected = []
+    corrected: list[dict[str, Slot]] = []
     for slots in kept:
       corrected.append({})
       for name, slot in slots.items():

@@ -62,7 +62,7 @@ class PowerSGD(all_reduce.AllReduce):
       counts = tf.stack([local.kept, local.filled])
       kept, filled = tf.unstack(self.comm.allreduce(counts, "powersgd/kept"))
       self._kept = kept / filled
-    summed = {}
+    summed: dict[int, tf.Tensor] = {}
     for number, group in enumerate(self._groups(len(pairs))):
       values = self._sum([pairs[i] for i in group], f"powersgd/{number}")
       summed.update(zip(group, values, strict=True))

@@ -70,7 +70,8 @@ def add_up(comm) -> list[tf.Operation]:
   Run all that is returned: TensorFlow leaves out a sum that nothing reads.
   """
   # So rank 0 saves all of them, and training continues as a resumed run would.
-  done, ran = [], []
+  done: list[tf.Operation] = []
+  ran: list[tf.Operation] = []
   for summed in tf.get_collection(SUMMED) if comm.size > 1 else ():
     with tf.control_dependencies(done):  # one at a time, to save memory
       value = tf.convert_to_tensor(summed)

@@ -18,9 +18,12 @@ class Shard:
   """One rank's share of a group of variables.
 
   The variables' elements in a row, with zeros up to a multiple of the ranks,
-  are cut into equal parts of `size`: rank r's is the r-th. `ZeRO` adds the
-  local variable `weights` and `decay`, float [size].
+  are cut into equal parts of `size`: rank r's is the r-th.
   """
+
+  # Which `ZeRO` makes: a local variable, and a Tensor; float [size].
+  weights: tf.Variable
+  decay: tf.Tensor
 
   def __init__(self, variables, comm):
     self.variables = list(variables)
@@ -116,10 +119,10 @@ class ZeRO(all_reduce.AllReduce):
     super().__init__(config, world, scale, optimizer)
     self._variables = tf.trainable_variables()
     groups: list[list[int]] = []  # indices of variables
-    for group in self._groups(len(self._variables)):
+    for sent_together in self._groups(len(self._variables)):
       # One rule updates all of a shard: its variables have equal slots.
       parts: dict[tuple, list[int]] = {}
-      for index in group:
+      for index in sent_together:
         slots = optimizer.slots_of(self._variables[index])
         parts.setdefault(tuple(slots.items()), []).append(index)
       groups += parts.values()

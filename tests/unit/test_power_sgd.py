@@ -47,48 +47,57 @@ class Descent(tf.train.GradientDescentOptimizer):
 
 
 class Sums:
-  """The gradient path with PowerSGD, whose gradients are fed."""
+  """The gradient path with PowerSGD, whose gradients are fed, in a session."""
 
   def __init__(self, rank, shapes=SHAPES, scale=1.0, micro_batches=1):
     tf.enable_resource_variables()
     self.fed = {k: tf.placeholder(tf.float32, s) for k, s in shapes.items()}
-    variables = {
-      k: tf.get_variable(k, initializer=tf.zeros(s)) for k, s in shapes.items()
-    }
-    loss = sum(tf.reduce_sum(v * self.fed[k]) for k, v in variables.items())
+    self.variables = [
+      tf.get_variable(k, initializer=tf.zeros(s)) for k, s in shapes.items()
+    ]
+    pairs = zip(self.variables, self.fed.values(), strict=True)
+    loss = sum(tf.reduce_sum(v * gradient) for v, gradient in pairs)
     loss_scale = mixed_precision.StaticLossScale(scale)
     exchange = optimization.make_exchange(
       AllreduceConfig(powersgd_rank=rank), Comm(), loss_scale.value, Descent()
     )
     self.ops = optimization.build_train_ops(
-      tf.gradients(loss * loss_scale.value, tf.trainable_variables()),
+      tf.gradients(loss * loss_scale.value, self.variables),
       {"n": tf.constant(1.0)},
       exchange,
       loss_scale,
       OptimizerConfig(clip_norm=0.0),
       micro_batches,
     )
-    self.variables = tf.trainable_variables()
-    self.state = {
+    self.variables_of_rank = {
       v.op.name: v for v in tf.global_variables() if "powersgd" in v.op.name
     }
+    self.run = tf.get_default_session().run
+    self.run(
+      [tf.global_variables_initializer(), tf.local_variables_initializer()]
+    )
 
-  def run(self, session, gradients):
-    """One update; returns the gradient that it used of each variable."""
-    return self.add_up(session, [gradients])
+  def state(self):
+    """Name -> value of all that PowerSGD keeps."""
+    return self.run(self.variables_of_rank)
 
-  def add_up(self, session, micro_batches):
-    """The same for an update of several micro-batches' gradients."""
-    before = session.run(self.variables)
-    *earlier, gradients = micro_batches
-    for added in earlier:
-      feed = {self.fed[k]: value for k, value in added.items()}
-      session.run(self.ops.accumulate, feed)
-    feed = {self.fed[k]: value for k, value in gradients.items()}
-    session.run(self.ops.fetches(), feed)
-    after = session.run(self.variables)
+  def update(self, *micro_batches):
+    """An update of micro-batches' gradients; returns those that it used."""
+    before = self.run(self.variables)
+    for number, gradients in enumerate(micro_batches, 1):
+      ops = self.ops.accumulate
+      if number == len(micro_batches):
+        ops = self.ops.fetches()
+      self.run(ops, {self.fed[k]: value for k, value in gradients.items()})
+    after = self.run(self.variables)
     used = (b - a for b, a in zip(before, after, strict=True))
     return dict(zip(self.fed, used, strict=True))
+
+
+@pytest.fixture(autouse=True)
+def graph():
+  with tf.Graph().as_default(), tf.Session():
+    yield
 
 
 def draw(count, shapes=SHAPES, seed=0):
@@ -101,38 +110,28 @@ def draw(count, shapes=SHAPES, seed=0):
 
 @pytest.mark.parametrize("scale", [1.0, 2.0**14])
 def test_equals_numpy_at_rank_2(scale):
-  updates = draw(5)
-  with tf.Graph().as_default(), tf.Session() as session:
-    sums = Sums(2, scale=scale)
-    assert sorted(sums.state) == [
-      f"{name}/powersgd_{what}"
-      for name in ("square", "tall", "wide")
-      for what in ("basis", "error")
-    ]
-    session.run(tf.global_variables_initializer())
-    begun = session.run(sums.state)
-    used = [sums.run(session, g) for g in updates]
-    state = session.run(sums.state)
+  updates, sums = draw(5), Sums(2, scale=scale)
+  begun = sums.state()
+  assert sorted(begun) == [
+    f"{name}/powersgd_{what}"
+    for name in ("square", "tall", "wide")
+    for what in ("basis", "error")
+  ]
+  used = [sums.update(gradients) for gradients in updates]
+  state = sums.state()
+  close = np.testing.assert_allclose
   for name in ("square", "tall", "wide"):
     want, error, basis = reference(
       [g[name] for g in updates], begun[f"{name}/powersgd_basis"], 2
     )
     got = [u[name] for u in used]
-    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+    close(got, want, rtol=1e-4, atol=1e-4)
     assert np.linalg.matrix_rank(got[0], tol=1e-4) == 2
-    np.testing.assert_allclose(
-      state[f"{name}/powersgd_error"], error, rtol=1e-4, atol=1e-4
-    )
-    np.testing.assert_allclose(
-      # Columns may have either sign.
-      np.abs(state[f"{name}/powersgd_basis"]),
-      np.abs(basis),
-      rtol=1e-3,
-      atol=1e-3,
-    )
-  np.testing.assert_allclose(
-    [u["bias"] for u in used], [g["bias"] for g in updates], rtol=1e-6
-  )
+    close(state[f"{name}/powersgd_error"], error, rtol=1e-4, atol=1e-4)
+    # Columns may have either sign.
+    kept = np.abs(state[f"{name}/powersgd_basis"])
+    close(kept, np.abs(basis), rtol=1e-3, atol=1e-3)
+  close([u["bias"] for u in used], [g["bias"] for g in updates], rtol=1e-6)
 
 
 def test_at_full_rank_it_is_exact(monkeypatch):
@@ -144,23 +143,19 @@ def test_at_full_rank_it_is_exact(monkeypatch):
     updates[0][name][:] = 0.0
     updates[1][name][3:] = 0.0
     updates[2][name][:] = updates[2][name][:1]
-  with tf.Graph().as_default(), tf.Session() as session:
-    sums = Sums(16, shapes)
-    assert len(sums.state) == 6
-    session.run(tf.global_variables_initializer())
-    for update in updates:
-      used = sums.run(session, update)
-      for name, want in update.items():
-        np.testing.assert_allclose(used[name], want, rtol=1e-5, atol=1e-5)
+  sums = Sums(16, shapes)
+  assert len(sums.state()) == 6
+  for update in updates:
+    used = sums.update(update)
+    for name, want in update.items():
+      np.testing.assert_allclose(used[name], want, rtol=1e-5, atol=1e-5)
 
 
 def test_what_is_not_sent_is_sent_later():
   """A constant gradient of rank 12 at rank 2: the errors stay bounded."""
   (gradient,) = draw(1, {"wide": [12, 40]})
-  with tf.Graph().as_default(), tf.Session() as session:
-    sums = Sums(2, {"wide": [12, 40]})
-    session.run(tf.global_variables_initializer())
-    used = [sums.run(session, gradient)["wide"] for _ in range(120)]
+  sums = Sums(2, {"wide": [12, 40]})
+  used = [sums.update(gradient)["wide"] for _ in range(120)]
   total = np.sum(used, axis=0) / 120
   np.testing.assert_allclose(total, gradient["wide"], atol=0.3)
   first = np.linalg.norm(used[0] - gradient["wide"])
@@ -173,35 +168,28 @@ def test_what_was_not_sent_counts_once_when_micro_batches_are_dropped():
   first, kept = draw(2, shapes)
   bad = {"wide": np.full([12, 40], np.nan, np.float32)}
   none = {"wide": np.zeros([12, 40], np.float32)}
-  with tf.Graph().as_default(), tf.Session() as session:
-    sums = Sums(2, shapes, micro_batches=4)
-    session.run(
-      [tf.global_variables_initializer(), tf.local_variables_initializer()]
-    )
-    basis = session.run(sums.state)["wide/powersgd_basis"]
-    used = [
-      sums.add_up(session, [first, none, none, none])["wide"],
-      sums.add_up(session, [bad, kept, bad, bad])["wide"],
-    ]
-    state = session.run(sums.state)
+  sums = Sums(2, shapes, micro_batches=4)
+  basis = sums.state()["wide/powersgd_basis"]
+  used = [
+    sums.update(first, none, none, none)["wide"],
+    sums.update(bad, kept, bad, bad)["wide"],
+  ]
   want, error, _ = reference([first["wide"], 4 * kept["wide"]], basis, 2)
   np.testing.assert_allclose(used, want, rtol=1e-4, atol=1e-4)
   np.testing.assert_allclose(
-    state["wide/powersgd_error"], error, rtol=1e-4, atol=1e-4
+    sums.state()["wide/powersgd_error"], error, rtol=1e-4, atol=1e-4
   )
 
 
 def test_a_skipped_update_leaves_no_trace():
   first, bad, last = draw(3)
   bad["tall"][7, 3] = np.nan
-  with tf.Graph().as_default(), tf.Session() as session:
-    sums = Sums(2)
-    session.run(tf.global_variables_initializer())
-    sums.run(session, first)
-    before = session.run([sums.state, sums.variables])
-    sums.run(session, bad)
-    after = session.run([sums.state, sums.variables])
-    used = sums.run(session, last)
+  sums = Sums(2)
+  sums.update(first)
+  before = sums.state(), sums.run(sums.variables)
+  sums.update(bad)
+  after = sums.state(), sums.run(sums.variables)
+  used = sums.update(last)
   np.testing.assert_equal(after, before)
   assert all(np.isfinite(value).all() for value in used.values())
 

@@ -168,6 +168,9 @@ def test_what_failed_is_told_once_and_can_be_sent_later(
   (tmp_path / "down").unlink()
   services.main(folder, "wandb")
   assert updates(stand_ins()) == [10, 20]
+  # An error of the training is not hidden.
+  with pytest.raises(KeyError), services.reporting(("wandb",), folder, 20):
+    raise KeyError
 
 
 def test_a_run_that_was_begun_in_vain_is_continued(tmp_path, stand_ins):
@@ -201,12 +204,6 @@ def test_a_service_that_hangs_is_ended(tmp_path, stand_ins, capfd, monkeypatch):
   for thread in threading.enumerate():
     if thread.name == "reports to wandb":
       thread.join()  # or it would speak in another test
-
-
-def test_an_error_of_the_training_is_not_hidden(tmp_path, stand_ins):
-  folder = make_run(tmp_path / "run")
-  with pytest.raises(KeyError), services.reporting(("wandb",), folder, 0):
-    raise KeyError
 
 
 def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch):
