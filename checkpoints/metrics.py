@@ -33,21 +33,6 @@ def reports_of(output_dir: str) -> list[dict]:
   return read_jsonl(os.path.join(output_dir, METRICS_FILE))
 
 
-class Smoothed:
-  """The exponential mean of about the last 50 numbers; at first, of all."""
-
-  mean: float | None = None
-  _count = 0
-
-  def add(self, value: float | None) -> float | None:
-    """Returns the mean; a value that is None or not finite changes nothing."""
-    if value is not None and math.isfinite(value):
-      self._count += 1
-      last = self.mean or 0.0
-      self.mean = last + (value - last) / min(self._count, 50)
-    return self.mean
-
-
 class BestBy(NamedTuple):
   """Which evaluation is the best."""
 

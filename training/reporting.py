@@ -39,7 +39,7 @@ class Reporter:
       self._progress = Progress(
         "training", run.task.plan.updates, "updates", step + 1, seconds=10.0
       )
-      self._loss = metrics.Smoothed()
+      self._loss, self._losses = 0.0, 0  # their mean and number
 
   def _begin(self) -> None:
     """Times and speeds are those since here."""
@@ -145,6 +145,12 @@ class Reporter:
       return
     numbers = self.report(step, update)
     tell_trouble(step, update, task.ops.variables)
+    loss = numbers["loss"]
+    if loss is not None and math.isfinite(loss):
+      # The exponential mean of about the last 50 losses; at first, of all.
+      self._losses += 1
+      self._loss += (loss - self._loss) / min(self._losses, 50)
+    smoothed = shown(self._loss if self._losses else None, ".3f")
     is_first, total = step == self._first, task.plan.updates
     done: float = step
     counted = f"{step:,}/{total:,}"
@@ -156,7 +162,7 @@ class Reporter:
     self._progress.at(
       done,
       counted,
-      f"smoothed loss {shown(self._loss.add(numbers['loss']), '.3f')}",
+      f"smoothed loss {smoothed}",
       f"{shown(numbers['examples_per_second'], ',.0f')} ex/s",
       task.headline(numbers),
       now=is_last or is_first,

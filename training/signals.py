@@ -63,14 +63,11 @@ class StopSignals:
 class Votes(NamedTuple):
   """Sums over ranks in one micro-batch, as the floats of `StopVote.counts`."""
 
-  signaled: float  # ranks with a signal
-  overdue: float  # ranks with one for GRACE_SECONDS
-  changed: float  # ranks that know of hosts that came or went
-  save: float  # ranks that find a checkpoint due
-  lap: float  # rank 0's seconds since the last update
-
-
-_NO_VOTES = Votes(0.0, 0.0, 0.0, 0.0, 0.0)
+  signaled: float = 0.0  # ranks with a signal
+  overdue: float = 0.0  # ranks with one for GRACE_SECONDS
+  changed: float = 0.0  # ranks that know of hosts that came or went
+  save: float = 0.0  # ranks that find a checkpoint due
+  lap: float = 0.0  # rank 0's seconds since the last update
 
 
 class StopVote:
@@ -81,7 +78,7 @@ class StopVote:
 
   def __init__(self, comm, name: str = "stop_vote"):
     self._comm = comm
-    none = np.array(_NO_VOTES, np.float32)
+    none = np.array(Votes(), np.float32)
     self._own = tf.placeholder_with_default(none, none.shape, f"own_{name}")
     self.counts = comm.allreduce(self._own, name=name)
 
@@ -96,7 +93,7 @@ class StopVote:
     # Without a feed TensorFlow may take the sum for a constant: some ranks
     # would then wait for others that do not take part.
     if signals is None:
-      return {self._own: _NO_VOTES}
+      return {self._own: Votes()}
     overdue = signals.since() > self.GRACE_SECONDS
     signaled = signals.received is not None
     changed = self._comm.hosts_changed()

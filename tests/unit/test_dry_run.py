@@ -1,13 +1,10 @@
 """Dry runs: sizes that are measured, what they say of others, free memory."""
 
-import concurrent.futures
 import dataclasses
 import math
 import sys
-import threading
 import types
 
-import numpy as np
 import pytest
 import runs
 
@@ -165,22 +162,6 @@ def tf_error(kind, said):
   return getattr(tf.errors, f"{kind}Error")(None, None, said)
 
 
-@pytest.mark.parametrize(
-  "error",
-  [
-    MemoryError(),
-    tf_error("ResourceExhausted", "OOM when allocating tensor\nx"),
-    tf_error("Internal", "Failed: Out of memory while trying to"),
-  ],
-)
-def test_missing_memory_is_one_line_with_what_to_lower(error):
-  message = str(evaluation.clear_error(error))
-  assert message.startswith("out of memory (") and "\n" not in message
-  assert "--train_batch_size" in message and "--recompute" in message
-  other = tf_error("Internal", "Something else")
-  assert evaluation.clear_error(other) is other
-
-
 def test_a_training_without_memory_ends_in_one_line(
   tiny_run, tmp_path, monkeypatch, capsys
 ):
@@ -206,6 +187,13 @@ def test_a_training_without_memory_ends_in_one_line(
   assert line.startswith("run_pretraining.py: error: out of memory (Out of")
   for remedy in ("--train_batch_size", "--recompute", "--find_batch_size"):
     assert remedy in line
+  for error in (
+    MemoryError(), tf_error("ResourceExhausted", "OOM when allocating\nx"),
+  ):  # fmt: skip
+    message = str(evaluation.clear_error(error))
+    assert message.startswith("out of memory (") and "\n" not in message
+  other = tf_error("Internal", "Something else")
+  assert evaluation.clear_error(other) is other
 
 
 def test_a_rank_that_is_planned_has_its_share():
@@ -245,38 +233,3 @@ def test_a_process_takes_the_gpu_of_its_sessions(monkeypatch):
     words = f"{ranks} ranks on a host with {len(gpus)} GPUs"
     with pytest.raises(UserError, match=words):
       settled(rank, ranks, gpus)
-
-
-class Rank(distributed.Comm):
-  """One of two ranks in threads."""
-
-  size, given, barrier = 2, [None, None], threading.Barrier(2)
-
-  def __init__(self, rank):
-    self.rank = rank
-
-  def gather(self, values):
-    self.barrier.wait()
-    self.given[self.rank] = values
-    self.barrier.wait()
-    return np.stack(self.given)
-
-
-def test_ranks_that_disagree_name_flags_and_values():
-  texts = "--seed=1\n--precision=bf16\n--zero=0", "--seed=1\n--precision=fp16"
-
-  def check(rank):
-    Rank(rank).check_equal("all", "the same")
-    try:
-      Rank(rank).check_equal("a flag", texts[rank])
-    except UserError as e:
-      return str(e)
-
-  with concurrent.futures.ThreadPoolExecutor(2) as ranks:
-    said = list(ranks.map(check, range(2)))
-  assert said[0] == said[1]
-  assert said[0] == (
-    "a flag of rank [1] differs from rank 0's: rank 0 has --precision=bf16, "
-    "rank 1 has --precision=fp16; rank 0 has --zero=0, rank 1 has nothing. "
-    "Give all hosts the same files and flags"
-  )

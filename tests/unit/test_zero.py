@@ -117,13 +117,13 @@ def test_zero_and_resuming_follow_from_what_is_declared(
 ):
   """A shard has variables of equal slots; checkpoints have the slots whole."""
   settings = dict(
-    optimizer=matrix_momentum, num_train_steps=8, learning_rate=1e-4,
-    save_checkpoints_steps=4,
+    optimizer=matrix_momentum, num_train_steps=5, learning_rate=1e-4,
+    save_checkpoints_steps=3,
   )  # fmt: skip
   runs.pretrain(tiny_run, tmp_path / "one", **settings)
   want = runs.weights(tmp_path / "one")
   whole, _ = resuming.compare(
-    tiny_run, tmp_path, [resuming.lost_after(4)], **settings, **SHARED
+    tiny_run, tmp_path, [resuming.lost_after(3)], **settings, **SHARED
   )
   np.testing.assert_allclose(
     runs.metrics(whole), runs.metrics(tmp_path / "one"), 1e-5

@@ -234,12 +234,16 @@ def test_the_time_is_rank_0s(comm, at_root, plain, tmp_path, monkeypatch):
 
 
 def test_ranks_that_disagree_are_named(comm):
-  """As on hosts that were given different files."""
+  """As on hosts that were given different files or flags."""
   comm.check_equal("the seed", "1")
-  with pytest.raises(
-    UserError, match=r"the data of rank \[1\] differs.*records"
-  ):
-    comm.check_equal("the data", f"{10 + comm.rank} records")
+  texts = "--seed=1\n--precision=bf16\n--zero=0", "--seed=1\n--precision=fp16"
+  with pytest.raises(UserError) as error:
+    comm.check_equal("a flag", texts[comm.rank])
+  assert str(error.value) == (
+    "a flag of rank [1] differs from rank 0's: rank 0 has --precision=bf16, "
+    "rank 1 has --precision=fp16; rank 0 has --zero=0, rank 1 has nothing. "
+    "Give all hosts the same files and flags"
+  )
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2])
