@@ -31,20 +31,19 @@ class Snapshot:
 
   def prepare(self, tensors: dict) -> None:
     """Begins to get memory for `tensors`, by name; the first call only."""
+
     # Getting memory from the system takes ten times as long as copying into it:
     # a thread gets it once, beside the first updates.
-    if self._thread is None:
-      self._thread = threading.Thread(
-        target=self._allocate, args=(tensors,), daemon=True
-      )
-      self._thread.start()
+    def allocate() -> None:
+      try:
+        for _ in range(self._copies):
+          self._sets.append({n: _aligned(t) for n, t in tensors.items()})
+      except MemoryError as e:
+        self._trouble = f"the copy of all variables that a save writes: {e}"
 
-  def _allocate(self, tensors: dict) -> None:
-    try:
-      for _ in range(self._copies):
-        self._sets.append({n: _aligned(t) for n, t in tensors.items()})
-    except MemoryError as e:
-      self._trouble = f"the copy of all variables that a save writes: {e}"
+    if self._thread is None:
+      self._thread = threading.Thread(target=allocate, daemon=True)
+      self._thread.start()
 
   def next_values(self) -> dict[str, np.ndarray]:
     """The arrays to fill with the next values; call `finish` afterwards.

@@ -103,8 +103,7 @@ def train(run: Run) -> dict:
   if budget:  # before the batches, whose masks may ask it
     budget.passed = float(run.session.run(run.task.state.seconds))
   run.task.batches.start(run.session, step)
-  guard = divergence.Guard(run)
-  saver = Saver(run, reporter, guard)
+  saver = Saver(run, reporter)
   if run.comm.elastic:
     run.checkpointer.commit(run.session, step)
   saver.keep_best(step)
@@ -124,8 +123,8 @@ def train(run: Run) -> dict:
     if update is None:
       break
     step += 1
-    guard.check(step, update)
-    if budget and not stop and not guard.bad and budget.is_over():
+    saver.guard.check(step, update)
+    if budget and not stop and not saver.guard.bad and budget.is_over():
       stop = Stop.TIME
       # A run that resumes from what is saved has no time left.
       taken = max(budget.seconds, budget.passed)
@@ -135,7 +134,7 @@ def train(run: Run) -> dict:
     saver.after_update(step, update["save"])
   # A world that has made all updates ends as usual.
   if stop == Stop.WORLD_CHANGE and step < plan.updates:
-    if not guard.bad:
+    if not saver.guard.bad:
       run.checkpointer.commit(run.session, step)
     run.watchdog.pause()
     run.checkpointer.save_commit()
@@ -207,10 +206,9 @@ def _due(step: int, every: int) -> bool:
 class Saver:
   """Decides when to save and commit, and which checkpoints stay."""
 
-  def __init__(
-    self, run: Run, reporter: reporting.Reporter, guard: divergence.Guard
-  ):
-    self._run, self.reporter, self.guard = run, reporter, guard
+  def __init__(self, run: Run, reporter: reporting.Reporter):
+    self._run, self.reporter = run, reporter
+    self.guard = divergence.Guard(run)
     self._is_due = False  # a save, which may wait for a good update or the disk
     self._saved = time.monotonic()  # of the last checkpoint, or the start
 
