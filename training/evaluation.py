@@ -122,8 +122,8 @@ def is_out_of_memory(error: Exception) -> bool:
   if isinstance(error, (MemoryError, tf.errors.ResourceExhaustedError)):
     return True
   words = ("out of memory", "resource_exhausted", "oom when allocating")
-  said = str(error).lower()
-  return isinstance(error, tf.errors.OpError) and any(w in said for w in words)
+  text = str(error).lower()
+  return isinstance(error, tf.errors.OpError) and any(w in text for w in words)
 
 
 def clear_error(error: Exception, source=None, numbers=()) -> Exception:

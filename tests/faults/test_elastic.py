@@ -12,6 +12,9 @@ import pytest
 import runs
 from samples import NO_DROPOUT, write_config, write_records
 
+from common.errors import UserError
+from training import training_run
+
 UPDATES = 500
 FLAGS = [
   f"--num_train_steps={UPDATES}", "--learning_rate=1e-4",
@@ -169,12 +172,10 @@ def test_ranks_come_and_one_is_asked_to_leave(plain_run, tmp_path):
   assert told.count("resuming with 1 ranks") == 1
 
 
-@pytest.mark.slow
-def test_what_depends_on_the_number_of_ranks_is_refused(plain_run, tmp_path):
-  job = Job(tmp_path, plain_run[0], ["localhost:1"])
-  process = job.run([], ["--lr_scaling=sqrt"])
-  assert process.returncode == 1
-  assert "--lr_scaling=sqrt cannot depend on ranks" in process.stderr
+def test_what_depends_on_the_number_of_ranks_is_refused(tiny_run):
+  config = runs.config(tiny_run, "run", lr_scaling="sqrt")
+  with pytest.raises(UserError, match="--lr_scaling=sqrt cannot depend on"):
+    training_run.check_elastic(config, 1)
 
 
 @pytest.mark.slow
