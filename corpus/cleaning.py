@@ -9,9 +9,8 @@ Any number of workers share its phases (workers/shared_work.py):
   join   clusters of duplicates, the split and the files; one worker does it
 
 Memory holds a chunk, the hashes of a part, or some numbers of each document.
-All goes in the order of the input, so the files are the same for any number of
-workers. A document is UTF-8 text from phase to phase: its lines, and from
-`sign` on its sentences, joined by line ends as in the files of the corpus.
+From phase to phase a document is its lines in UTF-8, from `sign` on its
+sentences.
 """
 
 import collections
@@ -106,7 +105,7 @@ def _total(chunks: Iterable[_Chunk], count: str) -> int:
 
 
 def _removed(document: bytes, reason: str, other: bytes = b"") -> bytes:
-  """A line of removed.tsv: a document, why, and another that it is like."""
+  """A line of removed.tsv; `other` is a document that it is like."""
   return b"\t".join((document, reason.encode(), other))
 
 

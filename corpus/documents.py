@@ -43,10 +43,7 @@ class DocumentFormat:
 
 
 def expand_patterns(patterns: str) -> list[str]:
-  """As `input_files.expand_patterns`; a Hugging Face data set is its files.
-
-  A data set is a folder that `datasets.Dataset.save_to_disk` wrote.
-  """
+  """As `input_files.expand_patterns`; a folder of `datasets` is its files."""
   paths: set[str] = set()
   for name in input_files.listed(patterns):
     state = os.path.join(name, "state.json")
@@ -72,7 +69,7 @@ def split_into_pieces(
   """Pieces of all files, in order; DataError for one that cannot be read."""
   pieces: list[Piece] = []
   for path in paths:
-    pieces += _format_of(path).split(path, form)
+    pieces += _format_of(path, form).split(path, form)
   return pieces
 
 
@@ -81,7 +78,7 @@ def read_documents(
 ) -> Iterator[Document]:
   """The documents of pieces, in order; DataError says where bad text is."""
   for piece in pieces:
-    yield from _format_of(piece.path).read(piece, form)
+    yield from _format_of(piece.path, form).read(piece, form)
 
 
 # Plain text and records -------------------------------------------------------
@@ -93,11 +90,6 @@ def _split_bytes(path: str, form: DocumentFormat) -> list[Piece]:
 
 def _one_piece(path: str, _: DocumentFormat) -> list[Piece]:
   return [Piece(path, 0, math.inf)]
-
-
-def _split_plain(path: str, form: DocumentFormat) -> list[Piece]:
-  split = _one_piece if form.whole_files else _split_bytes
-  return split(path, form)
 
 
 def _read_plain(piece: Piece, form: DocumentFormat) -> Iterator[Document]:
@@ -317,7 +309,6 @@ def _table_format(open_table: _OpenTable) -> _Format:
   )
 
 
-_PLAIN = _Format(_split_plain, _read_plain)
 _BY_CONTENT = {
   input_files.PARQUET: _table_format(_parquet_table),
   input_files.ARROW: _table_format(_arrow_table),
@@ -330,7 +321,7 @@ _BY_NAME = {
 }
 
 
-def _format_of(path: str) -> _Format:
+def _format_of(path: str, form: DocumentFormat) -> _Format:
   readable = (*input_files.COMPRESSED, *_BY_CONTENT)
   with input_files.open_input(path, *readable) as f:
     kind = input_files.kind_of(f, path, *readable)
@@ -339,4 +330,5 @@ def _format_of(path: str) -> _Format:
   for ending, named in _BY_NAME.items():
     if text_files.is_named(path, ending):
       return named
-  return _PLAIN
+  split = _one_piece if form.whole_files else _split_bytes
+  return _Format(split, _read_plain)

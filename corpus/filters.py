@@ -12,7 +12,6 @@ spaces, so filters that count them are for languages that have spaces.
 
 import dataclasses
 import functools
-import itertools
 import json
 import math
 import os
@@ -123,56 +122,56 @@ def _repeated_keys(indices: np.ndarray, keys: np.ndarray) -> tuple:
 # What is measured -------------------------------------------------------------
 
 
-def _number(document: _Document, part: str) -> int:
-  """How many lines or words there are."""
-  return len(getattr(document, part))
+class _Measure(NamedTuple):
+  """A number of a document, or of a line."""
+
+  of: Callable[..., float]
+  options: dict[str, Any] = {}  # of the filter, with their types
+  # A number of a document that is an upper bound of its lines' numbers.
+  bound: Callable[[_Document], float] | None = None
 
 
-def _mean_word_length(document: _Document) -> float:
-  return sum(map(len, document.words)) / max(1, len(document.words))
+def _signs_per_word(*signs: str) -> _Measure:
+  def share(document: _Document) -> float:
+    count = sum(map(document.text.count, signs))
+    return count / max(1, len(document.words))
+
+  return _Measure(share)
 
 
-def _line_share(document: _Document, test: Callable, value: Any) -> float:
-  """The share of lines that pass test(line, value)."""
-  count = 0
-  for line in document.lines:
-    count += test(line, value)
-  return count / max(1, len(document.lines))
+def _share_of_lines(
+  test: Callable[..., bool], options: dict | None = None
+) -> _Measure:
+  """The share of lines that pass test(line, **options)."""
+
+  def share(document: _Document, **values: Any) -> float:
+    count = 0
+    for line in document.lines:
+      count += test(line, **values)
+    return count / max(1, len(document.lines))
+
+  return _Measure(share, options or {})
 
 
-def _sentences(document: _Document) -> int:
-  breaks = _SENTENCE_BREAK.findall(document.text)
-  return len(document.lines) + len(breaks)
-
-
-def _signs_per_word(document: _Document, signs: Sequence[str]) -> float:
-  return sum(map(document.text.count, signs)) / max(1, len(document.words))
-
-
-def _short_lines(document: _Document, characters: int = 30) -> float:
-  count = 0
-  for line in document.lines:
-    count += len(line) <= characters
-  return count / max(1, len(document.lines))
-
-
-def _repeated(
-  document: _Document, part: str, in_characters: bool = False
-) -> float:
+def _repeated(part: str, in_characters: bool = False) -> _Measure:
   """The share of lines or paragraphs that an earlier one equals."""
-  texts = getattr(document, part)
-  once = set(texts)
-  if in_characters:
-    repeated = len("".join(texts)) - len("".join(once))
-    return repeated / max(1, len(document.text))
-  return (len(texts) - len(once)) / max(1, len(texts))
+
+  def share(document: _Document) -> float:
+    texts = getattr(document, part)
+    once = set(texts)
+    if in_characters:
+      repeated = len("".join(texts)) - len("".join(once))
+      return repeated / max(1, len(document.text))
+    return (len(texts) - len(once)) / max(1, len(texts))
+
+  return _Measure(share)
 
 
 def _words_with_letters(document: _Document) -> float:
-  words, without = document.words, 0
-  for word in itertools.filterfalse(str.isalpha, words):
-    without += not _LETTER.search(word)
-  return 1 - without / len(words) if words else 0.0
+  words, count = document.words, 0
+  for word in words:
+    count += word.isalpha() or bool(_LETTER.search(word))
+  return count / max(1, len(words))
 
 
 def _stop_words(
@@ -249,25 +248,8 @@ def _language_model():
   return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
 
 
-class _Measure(NamedTuple):
-  """A number of a document, or of a line."""
-
-  of: Callable[..., float]
-  options: dict[str, Any] = {}  # of the filter, with their types
-  # A number of a document that is an upper bound of its lines' numbers.
-  bound: Callable[[_Document], float] | None = None
-
-
-def _document(function: Callable[..., float], **fixed: Any) -> _Measure:
-  """function(document, **fixed) as a measure without options."""
-  return _Measure(functools.partial(function, **fixed))
-
-
 def _line(form: str, split: Callable, function: Callable) -> _Measure:
-  """function(split(line)), and the same of a document's `form` as the bound.
-
-  So documents that cannot fail are not walked through line by line.
-  """
+  """function(split(line)); the same of a document's `form` is the bound."""
   return _Measure(
     lambda line: function(split(line)),
     bound=lambda document: function(getattr(document, form)),
@@ -276,31 +258,34 @@ def _line(form: str, split: Callable, function: Callable) -> _Measure:
 
 _NGRAM_SIZE = {"size": range(2, 101)}
 _DOCUMENTS = {
-  "lines": _document(_number, part="lines"),
-  "words": _document(_number, part="words"),
-  "mean_word_length": _Measure(_mean_word_length),
-  "sentences": _Measure(_sentences),
-  "hashes_per_word": _document(_signs_per_word, signs="#"),
-  "ellipses_per_word": _document(_signs_per_word, signs=_ELLIPSIS),
-  "bullet_lines": _document(_line_share, test=str.startswith, value=_BULLETS),
-  "ellipsis_lines": _document(_line_share, test=str.endswith, value=_ELLIPSIS),
-  "words_with_letters": _Measure(_words_with_letters),
-  "stop_words": _Measure(_stop_words, {"words?": [str]}),
-  "punctuated_lines": _document(
-    _line_share, test=str.endswith, value=_TERMINAL
+  "lines": _Measure(lambda document: len(document.lines)),
+  "words": _Measure(lambda document: len(document.words)),
+  "mean_word_length": _Measure(
+    lambda document: sum(map(len, document.words)) / max(1, len(document.words))
   ),
-  "short_lines": _Measure(_short_lines, {"characters?": range(1, 1 << 20)}),
+  "sentences": _Measure(
+    lambda document: (
+      len(document.lines) + len(_SENTENCE_BREAK.findall(document.text))
+    )
+  ),
+  "hashes_per_word": _signs_per_word("#"),
+  "ellipses_per_word": _signs_per_word(*_ELLIPSIS),
+  "bullet_lines": _share_of_lines(lambda line: line.startswith(_BULLETS)),
+  "ellipsis_lines": _share_of_lines(lambda line: line.endswith(_ELLIPSIS)),
+  "punctuated_lines": _share_of_lines(lambda line: line.endswith(_TERMINAL)),
+  "short_lines": _share_of_lines(
+    lambda line, characters=30: len(line) <= characters,
+    {"characters?": range(1, 1 << 20)},
+  ),
   "lines_per_word": _Measure(
     lambda document: len(document.lines) / max(1, len(document.words))
   ),
-  "repeated_lines": _document(_repeated, part="lines"),
-  "repeated_line_characters": _document(
-    _repeated, part="lines", in_characters=True
-  ),
-  "repeated_paragraphs": _document(_repeated, part="paragraphs"),
-  "repeated_paragraph_characters": _document(
-    _repeated, part="paragraphs", in_characters=True
-  ),
+  "words_with_letters": _Measure(_words_with_letters),
+  "stop_words": _Measure(_stop_words, {"words?": [str]}),
+  "repeated_lines": _repeated("lines"),
+  "repeated_line_characters": _repeated("lines", in_characters=True),
+  "repeated_paragraphs": _repeated("paragraphs"),
+  "repeated_paragraph_characters": _repeated("paragraphs", in_characters=True),
   "top_sequence": _Measure(_top_ngram, _NGRAM_SIZE),
   "repeated_sequences": _Measure(_repeated_ngrams, _NGRAM_SIZE),
   "text": _Measure(
@@ -340,7 +325,7 @@ class _Filter(NamedTuple):
     """The document, or None if it is removed."""
     if self.min <= self.measure.of(document, **self.options) <= self.max:
       return document
-    counts.add(self.label, document.text, documents=1)
+    counts.add(self.label, 1, 0, document.text)
     return None
 
 
@@ -355,7 +340,7 @@ class _LineFilter(_Filter):
       if not line or low <= of(line) <= high:
         left.append(line)
       else:
-        counts.add(self.label, line, lines=1)
+        counts.add(self.label, 0, 1, line)
     return document if len(left) == len(document.all_lines) else _Document(left)
 
 
@@ -371,7 +356,7 @@ class _Citations:
     for line in document.all_lines:
       marks = _CITATION_MARK.findall(line)
       if marks:
-        counts.add(self.label, " ".join(marks), lines=1)
+        counts.add(self.label, 0, 1, " ".join(marks))
         line = _CITATION_MARK.sub("", line).strip()
       if line or not marks:
         lines.append(line)
@@ -422,10 +407,7 @@ class Filters:
 
   @classmethod
   def load(cls, name: str) -> "Filters":
-    """The filters of configs/filters/NAME.json, or of a file; "": none.
-
-    DataError names what is wrong in it.
-    """
+    """The filters of configs/filters/NAME.json, or of a file; "": none."""
     if not name:
       return cls()
     published = os.path.join(_FOLDER, f"{name}.json")
@@ -480,31 +462,31 @@ class Removed:
   characters: int = 0
   examples: list[str] = dataclasses.field(default_factory=list)
 
-  def add(self, other: "Removed") -> None:
-    self.documents += other.documents
-    self.lines += other.lines
-    self.characters += other.characters
-    self.examples = (self.examples + other.examples)[:_EXAMPLES]
-
 
 class Counts(dict[str, Removed]):
   """The removed text by the label of its filter."""
 
-  def add(
-    self, label: str, text: str, documents: int = 0, lines: int = 0
-  ) -> None:
+  def add(self, label: str, documents: int, lines: int, text: str) -> None:
     example = text[:_EXAMPLE_CHARS]
-    removed = Removed(documents, lines, len(text), [example])
-    self.setdefault(label, Removed()).add(removed)
+    self.add_up({label: vars(Removed(documents, lines, len(text), [example]))})
+
+  def add_up(self, counts: dict[str, dict]) -> None:
+    """Adds what `to_json` gave; the examples are the first ones."""
+    for label, fields in counts.items():
+      removed = self.setdefault(label, Removed())
+      removed.documents += fields["documents"]
+      removed.lines += fields["lines"]
+      removed.characters += fields["characters"]
+      removed.examples += fields["examples"]
+      del removed.examples[_EXAMPLES:]
 
   def to_json(self) -> dict:
     return {label: dataclasses.asdict(self[label]) for label in self}
 
 
 def total(parts: Iterable[dict]) -> Counts:
-  """The sum of `Counts.to_json`; the examples are the first ones."""
+  """The sum of `Counts.to_json`."""
   counts = Counts()
   for part in parts:
-    for label, fields in part.items():
-      counts.setdefault(label, Removed()).add(Removed(**fields))
+    counts.add_up(part)
   return Counts(sorted(counts.items()))

@@ -125,10 +125,9 @@ def _words(texts: Sequence[bytes]) -> Ragged:
 
 
 def ngram_hashes(texts: Sequence[bytes], size: int) -> Ragged:
-  """uint64 hashes of the n-grams of `size` words of each text, in order.
+  """uint64 hashes of the n-grams of `size` words of each UTF-8 text, in order.
 
-  A text of fewer words, or none, has one hash of all its words. `texts` are
-  UTF-8. The hashes are the same on every machine.
+  A text of fewer words, or none, has one hash of all its words.
   """
   words = _words(texts)
   counts = np.diff(words.offsets)
@@ -275,8 +274,7 @@ def _read_shingles(
   begins: np.ndarray,
 ) -> Iterator[np.ndarray]:
   """The shingles of documents, in order; only some are in memory at a time."""
-  # In the order of the file within a read. Not mapped: mapped pages count as
-  # memory.
+  # Not mapped: mapped pages count as memory.
   item = _SHINGLE_TYPE.itemsize
   reads = np.cumsum(sizes) // _READ_SHINGLES
   borders = np.flatnonzero(np.diff(reads)) + 1
@@ -324,10 +322,7 @@ def _similarity(shingles: np.ndarray, others: np.ndarray) -> float:
 
 
 def clusters(num_documents: int, pairs: np.ndarray) -> np.ndarray:
-  """int64 [n]: the first document of each one's cluster.
-
-  Documents are in one cluster if `pairs`, int64 [m, 2], connect them.
-  """
+  """int64 [n]: the first of those that `pairs`, int64 [m, 2], connect."""
   ones, shape = np.ones(len(pairs), bool), (num_documents, num_documents)
   graph = scipy.sparse.coo_array((ones, pairs.T), shape=shape)
   components = scipy.sparse.csgraph.connected_components

@@ -167,10 +167,7 @@ def read_lines(
 
 
 def offset_lines(piece: Piece, text: TextFormat) -> Iterator[tuple[int, str]]:
-  """(offset of its first byte, stripped line) for each line of a piece.
-
-  Long lines come in parts. DataError names the line of bad text.
-  """
+  """(offset of its first byte, stripped line) of each line, or its parts."""
   with _opened(piece, text) as (f, _):
     # A part of a long line may be blank without being a blank line.
     at_start = True
@@ -192,10 +189,7 @@ def table_lines(path: str, text: TextFormat) -> Iterator[str]:
 
 
 def utf8_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
-  """Lines as text; DataError names the first that is not UTF-8.
-
-  `name` is the file's. UTF-8's byte order mark is left out.
-  """
+  """Lines of the file `name` as text; DataError for one that is not UTF-8."""
   for number, line in enumerate(lines, 1):
     try:
       yield line.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -215,19 +209,22 @@ def _opened(
     if text.is_utf8:
       yield f, on_disk
       return
-    with io.BufferedReader(_InUtf8(f, piece.path, text.encoding)) as recoded:
-      yield recoded, on_disk
+    try:
+      with io.BufferedReader(_InUtf8(f, text.encoding)) as recoded:
+        yield recoded, on_disk
+    except UnicodeError as e:  # no byte order mark
+      where = f"{piece.path}: line 1"
+      raise _wrong_encoding(where, text.encoding, e) from e
 
 
 class _InUtf8(io.RawIOBase):
-  """Text of another encoding, read as UTF-8; DataError names a wrong line."""
+  """Text of another encoding, read as UTF-8, in which wrong bytes are wrong."""
 
-  def __init__(self, f: BinaryIO, path: str, encoding: str):
-    # Wrong bytes become half of a surrogate pair, which UTF-8 refuses.
+  def __init__(self, f: BinaryIO, encoding: str):
+    # They become half of a surrogate pair, which UTF-8 refuses.
     half = lambda e: ("\ud800", e.end)  # type: ignore[attr-defined]
     codecs.register_error("half", half)
     self._text = io.TextIOWrapper(f, encoding, "half", newline="\n")
-    self._path, self._line = path, 1
     self._ready = b""
 
   def readable(self) -> bool:
@@ -235,12 +232,8 @@ class _InUtf8(io.RawIOBase):
 
   def readinto(self, buffer) -> int:
     if not self._ready:
-      try:
-        self._ready = self._text.readline(_PART_CHARS).encode()
-      except UnicodeError as e:
-        where = f"{self._path}: line {self._line}"
-        raise _wrong_encoding(where, self._text.encoding, e) from e
-      self._line += self._ready.endswith(b"\n")
+      part = self._text.readline(_PART_CHARS)
+      self._ready = part.encode(errors="surrogatepass")
     size = min(len(buffer), len(self._ready))
     buffer[:size] = self._ready[:size]
     self._ready = self._ready[size:]
@@ -259,15 +252,12 @@ def _raw_lines(f: BinaryIO, piece: Piece) -> Iterator[tuple[int, bytes]]:
   position = 0
   if piece.start:
     # The line that crosses the boundary belongs to the previous piece.
-    position, part = f.seek(piece.start - 1), b""
-    while position < piece.end and not part.endswith(b"\n"):
+    position, part = f.seek(piece.start - 1), b"-"
+    while part and position < piece.end and not part.endswith(b"\n"):
       part = f.readline(MAX_LINE_BYTES)
       position += len(part)
-      if not part:
-        break
-  limit = (
-    MAX_RECORD_BYTES if is_named(piece.path, *JSON_LINES) else MAX_LINE_BYTES
-  )
+  is_json = is_named(piece.path, *JSON_LINES)
+  limit = MAX_RECORD_BYTES if is_json else MAX_LINE_BYTES
   # A line belongs to the piece in which it starts, in all of its parts.
   rest, at_start = b"", True
   while not at_start or position < piece.end:
@@ -276,7 +266,7 @@ def _raw_lines(f: BinaryIO, piece: Piece) -> Iterator[tuple[int, bytes]]:
       return
     rest, at_start = b"", line.endswith(b"\n")
     if len(line) >= limit and not at_start:
-      if is_named(piece.path, *JSON_LINES):
+      if is_json:
         raise errors.DataError(
           f"{piece.path}: the record at byte {position} is longer than "
           f"{limit >> 20} MB: is there one a line?"
@@ -340,10 +330,7 @@ def _sentences(
 def parse_record(
   piece: Piece, offset: int, line: str, text: TextFormat
 ) -> dict:
-  """The JSON object on the line at an offset; its text may be null.
-
-  DataError if there is none, or no such field.
-  """
+  """The JSON object on the line at an offset; its text may be null."""
   record: dict = {}
   try:
     record = json_files.parse(line, {}, strict=False)

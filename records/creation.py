@@ -48,12 +48,11 @@ def create(
 ) -> Summary | None:
   """Makes the records, their indexes and the manifest, alone or with others.
 
-  It ends when all is made. The worker that moved the files gets the summary,
-  the others None. A DataError leaves existing records as they are and no
-  unfinished work.
+  The worker that moves the files gets the summary, the others None. A DataError
+  leaves existing records as they are and no unfinished work.
   """
   # All that the user may have to change is found before any work is done.
-  begin, worker = time.monotonic(), worker or work_dir.alone()
+  begin = time.monotonic()
   paths = input_files.expand_patterns(settings.input_file)
   claim(settings, paths, settings.explicit_shards)
   states = states_of(paths)
@@ -61,12 +60,10 @@ def create(
   # The tokenizer is loaded here, so that its errors come early.
   vocabularies = settings.named_vocabulary()
   encoder, lines = tokenizer_files.load(vocabularies, settings.do_lower_case)
-  if lines and not worker.number:
+  if lines and not (worker and worker.number):
     console.tell(*lines)
   info = encoder.info()
-  tokenizer = token_store.TokenizerSpec(
-    info.kind, encoder.file, info.do_lower_case, info.sha256
-  )
+  tokenizer = dataclasses.replace(info, file=encoder.file)
   settings = dataclasses.replace(settings, do_lower_case=info.do_lower_case)
 
   def make(work: SharedWork) -> Summary:
@@ -109,7 +106,7 @@ def claim(
   """The manifest of the data set that the new one replaces, if there is one.
 
   UserError if a file that will be written is an input, a folder or a file of
-  another data set. `num_shards`: None until the corpus decides.
+  another data set.
   """
   flag = f"--output_file={settings.output_file}"
   # No input may be overwritten.
@@ -173,22 +170,19 @@ def _example_bytes(settings: CreationSettings) -> int:
   return 4 * size + 8 * most + 200
 
 
-def corpus_blocks(
+def shards_and_blocks(
   counts: token_store.CorpusCounts, settings: CreationSettings
-) -> int:
-  """The number of blocks of `_BLOCK_BYTES` that the records fill, about."""
+) -> tuple[int, int]:
+  """The number of shards, and of each one's blocks of `_BLOCK_BYTES`, about.
+
+  A shard is a block of the corpus, if no flag says how many there are.
+  """
   full = counts.tokens // settings.max_seq_length
   examples = settings.dupe_factor * (counts.documents + full)
-  return max(1, -(-examples * _example_bytes(settings) // _BLOCK_BYTES))
-
-
-def num_shards(
-  counts: token_store.CorpusCounts, settings: CreationSettings
-) -> int:
-  """The explicit number of shards, or one for each block of the corpus."""
-  return settings.explicit_shards or min(
-    corpus_blocks(counts, settings), counts.parts, _MAX_DEFAULT_SHARDS
-  )
+  blocks = max(1, -(-examples * _example_bytes(settings) // _BLOCK_BYTES))
+  most = min(blocks, counts.parts, _MAX_DEFAULT_SHARDS)
+  count = settings.explicit_shards or most
+  return count, -(-blocks // count)
 
 
 class _Creation(NamedTuple):
@@ -197,7 +191,7 @@ class _Creation(NamedTuple):
   settings: CreationSettings
   work: SharedWork
   inputs: list[str]
-  tokenizer: token_store.TokenizerSpec
+  tokenizer: TokenizerInfo
 
   def tokenize(
     self, pieces: list[text_files.Piece]
@@ -278,11 +272,10 @@ class _Creation(NamedTuple):
   ) -> tuple[list[shards.ShardResult], int]:
     """Makes all shards: (results, number of an earlier attempt)."""
     settings, folder = self.settings, self.work.folder("shards")
-    store, count = self.work.folder("store"), num_shards(counts, settings)
+    count, num_blocks = shards_and_blocks(counts, settings)
     # Only now it may be known how many files there will be.
     claim(settings, self.inputs, count)
-    num_blocks = -(-corpus_blocks(counts, settings) // count)
-    tasks = []
+    store, tasks = self.work.folder("store"), []
     for shard, name in enumerate(settings.shard_names(count)):
       task = shards.ShardTask(
         store, shard, count, num_blocks, settings, self.tokenizer
@@ -297,10 +290,10 @@ class _Creation(NamedTuple):
     return [shards.ShardResult.load(path) for path in results], phase.kept
 
   def publish(self, manifest: data_set.Manifest) -> None:
-    """Moves the shards and the manifest, which goes last, to their folder.
+    """Moves the shards and the manifest to their folder.
 
     The files of an earlier manifest are deleted before: a glob would match
-    them, too. DataError if a shard is gone.
+    them, too.
     """
     settings, folder = self.settings, self.work.folder("shards")
     # Making shards takes hours: other data sets may have come meanwhile.

@@ -105,10 +105,7 @@ def fake_features(
   examples_per_record: int = 1,
   predictions: int | None = None,
 ) -> dict[str, np.ndarray]:
-  """One record with random tokens and padding, for tests and dry runs.
-
-  It has so many `predictions`; None: a random number of them, not 0.
-  """
+  """One record with random tokens and padding, for tests and dry runs."""
   s, p, e = max_seq_length, max_predictions_per_seq, examples_per_record
   # At least half full, and with room for all predictions beside [CLS], [SEP].
   length = int(rng.integers(min(s, max(s // 2, p + 2)), s + 1))

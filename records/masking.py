@@ -158,8 +158,7 @@ def mask_records(
 
   A word is a token and the continuations after it; without `is_continuation`
   every token is one. Words come in random order; one that exceeds what is left
-  to choose is skipped, so fewer tokens may be chosen. ValueError if a record
-  wants more than `max_predictions_per_seq`.
+  to choose is skipped, so fewer tokens may be chosen.
   """
   rows, size = input_ids.shape
   # Examples are numbered through the batch, padding first in each row.

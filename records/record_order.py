@@ -35,8 +35,7 @@ def permute(
 
   A Feistel network over an even number of bits, repeated until the value is
   below `count` (cycle walking: Black and Rogaway 2002,
-  https://doi.org/10.1007/3-540-45760-7_9), needs constant memory. `seed`,
-  `epoch` and `part` may not be negative.
+  https://doi.org/10.1007/3-540-45760-7_9), needs constant memory.
   """
   half = max(3, ((count - 1).bit_length() + 1) // 2)
   half_bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
@@ -65,14 +64,12 @@ class Order:
   def records(self, positions: np.ndarray) -> np.ndarray:
     """Record numbers at stream positions, int64 [n], which may span epochs."""
     epochs, in_epoch = np.divmod(np.asarray(positions), self.count)
-    if self.block:
-      return _by_group(self._from_windows, in_epoch, epochs)
-    all_at_once = lambda some, epoch: permute(
-      some, self.count, self.seed, epoch
-    )
-    return _by_group(all_at_once, in_epoch, epochs)
+    return _by_group(self._of_epoch, in_epoch, epochs)
 
-  def _from_windows(self, positions, epoch):
+  def _of_epoch(self, positions, epoch):
+    if not self.block:
+      return permute(positions, self.count, self.seed, epoch)
+
     # Within a window, so that records that are read together are in memory.
     def shuffled(positions, window):
       start = window * self.window

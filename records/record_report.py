@@ -103,10 +103,7 @@ def find_vocabulary(info: TokenizerInfo, *folders: str) -> str | None:
 def find_encoder(
   info: TokenizerInfo | None, folder: str, files: dict[str, Any]
 ) -> Encoder | None:
-  """The encoder of `files`, else of `find_vocabulary`'s file; or None.
-
-  `files` are flag -> file. DataError if the file contradicts `info`.
-  """
+  """The encoder of `files`, flag -> file, or of `find_vocabulary`, or None."""
   if info and not files:
     path = find_vocabulary(info, folder)
     if path:
@@ -125,14 +122,14 @@ def find_encoder(
 
 def legend(features: Features, encoder: Encoder | None) -> str:
   """How to read `examples` with the same arguments."""
-  drawn = "Masks are drawn when records are read: with a manifest, here once."
-  token = (
+  lines = [
     "{seen|was} is a token to predict, as the model sees it and as it was."
-  )
-  lines = [token] if "masked_lm_ids" in features else [drawn, token]
+  ]
+  if "masked_lm_ids" not in features:
+    drawn = "Masks are drawn when records are read: with a manifest, here once."
+    lines.insert(0, drawn)
   if not encoder:
-    flags = kinds.VOCABULARY_FLAGS
-    lines.append(f"Ids, not words: {flags} gives their words.")
+    lines.append(f"Ids, not words: {kinds.VOCABULARY_FLAGS} gives their words.")
   return "\n".join(lines)
 
 
@@ -145,8 +142,7 @@ def examples(
 ) -> Iterator[str]:
   """The examples of record files as text, up to the first error in each file.
 
-  `settings` draws masks; without `encoder` ids are shown. Examples are `pairs`
-  of segments, or sequences.
+  `settings` draws masks; without `encoder` ids are shown.
   """
   for path in paths:
     shard = os.path.basename(path)
@@ -241,7 +237,7 @@ def survey_file(
   features: Features,
   most: int | None,
 ) -> Counter | DataError:
-  """Verifies a file, or with `most` only samples it, and counts what it holds.
+  """Counts what a file holds, verified, or a sample of `most` records.
 
   Returns the first error: raised, it would stop the pool's other files.
   """

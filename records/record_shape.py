@@ -47,14 +47,12 @@ class RecordShape:
 
 
 def of_manifest(files: RecordFiles, vocab_size: int) -> RecordShape | None:
-  """What the first file's manifest says; None without one.
-
-  Masks that are drawn on reading have room for those of every manifest.
-  """
+  """What the first file's manifest says; None without one."""
   manifest = files.manifest
   if not manifest:
     return None
   most, masks = manifest.max_predictions_per_seq, manifest.mask_settings()
+  # Masks that are drawn on reading have room for those of every manifest.
   if masks:
     for _, other in files.manifests.values():
       most = max(most, other.max_predictions_per_seq)

@@ -21,6 +21,7 @@ from records import (
   token_store,
 )
 from records.creation_settings import CreationSettings
+from text_encoders.base import TokenizerInfo
 
 RESULT_SUFFIX = ".result"  # of the file that says that a shard is whole
 _ENCODE_ROWS = 256  # records encoded at once: amortizes NumPy's overhead
@@ -36,7 +37,7 @@ class ShardTask(NamedTuple):
   num_shards: int
   num_blocks: int  # of each shard
   settings: CreationSettings
-  tokenizer: token_store.TokenizerSpec
+  tokenizer: TokenizerInfo  # its file with its folder
 
 
 @dataclasses.dataclass(frozen=True)

@@ -214,7 +214,6 @@ class RecordSet:
   """All records of some files, in the order given, read by number.
 
   The ranks of a host share indexes, 8 bytes a record, in memory, but not scans.
-  DataError if a file is empty, damaged in its framing, or unlike its index.
   """
 
   def __init__(self, paths: Sequence[str]):

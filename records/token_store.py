@@ -11,7 +11,7 @@ import operator
 import os
 import zipfile
 from collections.abc import Callable
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from corpus import text_files
 from corpus.text_files import Batch, Piece, TextFormat
 from records import instances
 from text_encoders import kinds
-from text_encoders.base import Encoder
+from text_encoders.base import Encoder, TokenizerInfo
 from text_encoders.characters import letters_of
 from workers.shared_work import make_chunks
 
@@ -30,25 +30,16 @@ CHUNK_BYTES = 2 << 20  # of text; a piece of a plain file is about one chunk
 # Tokenizing -------------------------------------------------------------------
 
 
-class TokenizerSpec(NamedTuple):
-  """The name of a tokenizer, which each worker loads once."""
-
-  kind: str  # an `Encoder.kind`
-  file: str
-  do_lower_case: bool
-  sha256: str  # a changed file of the same name is another tokenizer
-
-
 @functools.lru_cache(maxsize=1)
-def load_tokenizer(spec: TokenizerSpec) -> Encoder:
-  """Loads a tokenizer once for all pieces, which share its cache of words.
+def load_tokenizer(info: TokenizerInfo) -> Encoder:
+  """Loads the tokenizer at `info.file` once for all pieces of text.
 
-  `UserError` if its file is not what it was when the command began.
+  So they share its cache of words. `UserError` if the file has changed.
   """
-  loaded = kinds.KINDS[spec.kind](spec.file, spec.do_lower_case)
-  if spec.sha256 not in ("", loaded.info().sha256):
+  loaded = kinds.KINDS[info.kind](info.file, info.do_lower_case)
+  if info.sha256 != loaded.info().sha256:
     raise errors.UserError(
-      f"{spec.file} was changed while records were made with it: bring it "
+      f"{info.file} was changed while records were made with it: bring it "
       "back, or start again"
     )
   return loaded
@@ -67,7 +58,7 @@ def continuation_bit(dtype: np.dtype) -> int:
 def tokenize_piece(
   piece: Piece,
   text: TextFormat,
-  spec: TokenizerSpec,
+  info: TokenizerInfo,
   mark_words: bool,
   chunk_file: Callable[[int], str],
   output: str,
@@ -79,14 +70,14 @@ def tokenize_piece(
   batches = text_files.read_batches(piece, text)
   text_bytes = operator.attrgetter("bytes")
   chunks = text_files.gathered(batches, text_bytes, CHUNK_BYTES)
-  tokenize = functools.partial(_tokenize_chunk, spec, mark_words)
+  tokenize = functools.partial(_tokenize_chunk, info, mark_words)
   make_chunks(output, chunk_file, chunks, tokenize)
 
 
 def _tokenize_chunk(
-  spec: TokenizerSpec, mark_words: bool, chunk: list[Batch], path: str
+  info: TokenizerInfo, mark_words: bool, chunk: list[Batch], path: str
 ) -> None:
-  tokenizer = load_tokenizer(spec)
+  tokenizer = load_tokenizer(info)
   dtype = token_dtype(tokenizer.vocab_size)
   lines: list[str] = []
   text_bytes = bytes_on_disk = 0
@@ -200,7 +191,7 @@ class StoreWriter:
     return bytes_on_disk
 
   def finish(self, tokenizer: Encoder, block_tokens: int) -> CorpusCounts:
-    """Completes the store; DataError if it has no sentence.
+    """Completes the store.
 
     The second pass holds whole documents in memory, so those of more than
     `block_tokens` are cut, between sentences, into about eighths of a block.

@@ -14,9 +14,9 @@ MOST_RECORDS = 50_000  # a few seconds; a word that is rarer is rare
 def numbers(
   files: tfrecord.RecordSet, most: int = MOST_RECORDS, in_a_row: int = 1
 ) -> np.ndarray:
-  """The records to count, all or about `most`: int64 [n].
+  """The records to count, all or about `most`: int64 [n], evenly spread.
 
-  They are evenly spread; `in_a_row`, which a slow disk reads at once, together.
+  `in_a_row` of them are neighbours, which a slow disk reads at once.
   """
   if len(files) <= most:
     return np.arange(len(files))
@@ -30,11 +30,7 @@ def numbers(
 def features_of(
   files: tfrecord.RecordSet, vocab_size: int
 ) -> dict[str, dict[str, data_set.Feature]]:
-  """File -> the features of its records, by its manifest.
-
-  Without one by its first record; DataError if that is damaged. The files of
-  stages may differ in their features.
-  """
+  """File -> the features of its records, by its manifest or first record."""
   manifests, features = data_set.find_manifests(files.paths), {}
   for path, start in zip(files.paths, files.starts(), strict=True):
     if path in manifests:
@@ -56,8 +52,7 @@ def texts(
 ) -> Iterator[np.ndarray]:
   """The tokens of each of the records `chosen`, before masking: int [n].
 
-  `features` are by file, as of `features_of`. `at` is called with the records
-  done. DataError names file and record.
+  `features` are by file. `at` is called with the number of records done.
   """
   for done, number in enumerate(chosen, 1):
     of_file = features[files.locate(number)[0]]

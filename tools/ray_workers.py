@@ -10,6 +10,7 @@ and the same command resumes.
 """
 
 import dataclasses
+import itertools
 import os
 import re
 import signal
@@ -57,8 +58,7 @@ class RayWorkersSettings:
 def _work(number: int, command: list[str], script: str, folder: str, lines):
   """Runs a worker, on any machine: (exit status, its output or its error).
 
-  `lines` is a queue for its messages. After a ChildProcessError Ray starts it
-  again.
+  `lines` is a queue for its messages.
   """
   machine = os.uname().nodename
   if not (os.path.exists(script) and os.path.isdir(folder)):
@@ -140,12 +140,8 @@ def _await(ray, waiting: list, lines) -> tuple[int, str]:
     ended, waiting = ray.wait(waiting, timeout=5.0)
     messages = lines.get_nowait_batch(lines.qsize())
     # Of all progress the newest line is enough.
-    newest: list[str] = []
-    progress: list[str] = []
-    for line in messages:
-      lines_of_kind = progress if _PROGRESS.match(line) else newest
-      lines_of_kind.append(line)
-    newest += progress[-1:]
+    progress = list(filter(_PROGRESS.match, messages))
+    newest = [*itertools.filterfalse(_PROGRESS.match, messages), *progress[-1:]]
     tell(*newest, end="\n" if newest else "")
     for task in ended:
       try:
@@ -184,8 +180,7 @@ def main(settings: RayWorkersSettings, script: str, *flags: str) -> None:
   )
   command = [sys.executable, script, *flags, f"--num_workers={cpus}"]
   command += [f"--workers={settings.workers}", f"--run={uuid.uuid4().hex}"]
-  script_file = os.path.abspath(__file__ if script == "-m" else script)
-  paths = script_file, os.getcwd()
+  paths = os.path.abspath(__file__ if script == "-m" else script), os.getcwd()
   tasks = [
     work.remote(number, [*command, f"--worker={number}"], *paths, lines)
     for number in range(settings.workers)

@@ -73,10 +73,7 @@ _NONE = _Launcher("", ())
 
 
 def worker_of(settings: WorkerSettings, environ: Mapping[str, str]) -> Worker:
-  """The worker by the flags, or else by the environment; or one alone.
-
-  UserError if nothing tells its run from another one.
-  """
+  """The worker by the flags, or else by the environment; or one alone."""
   launcher = next((row for row in _LAUNCHERS if row.worker in environ), _NONE)
   number, count = settings.worker, settings.workers
   if number is None:

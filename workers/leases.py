@@ -80,7 +80,7 @@ class Leases(NamedTuple):
 
 
 def _owner_of(lease: str) -> str:
-  """The worker that has a lease, and the number of its claim; "": nobody."""
+  """The worker that has a lease, and its claim; "": nobody."""
   try:
     with open(os.path.join(lease, _OWNER)) as f:
       return f.read()
@@ -126,8 +126,7 @@ class Watch:
   def __init__(self, folder: str):
     self._folder = os.path.join(folder, WORKERS)
     self._looks, self._last_look = 0, 0.0
-    # Worker -> (time of its last beat, the look that first saw this time,
-    # whether an earlier look saw another).
+    # Worker -> (last beat, the look that first saw it, whether another was).
     self._seen: dict[str, tuple[int, int, bool]] = {}
 
   def workers(self) -> frozenset[str]:

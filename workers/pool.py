@@ -62,7 +62,7 @@ class Pool:
         future.add_done_callback(self._note_end)
 
   def map(self, function: Callable, *arguments: Iterable) -> Iterator:
-    """As the built-in `map`: results in the order of the arguments."""
+    """As the built-in `map`."""
     with _explaining():
       yield from self._pool.map(function, *arguments)
 
@@ -81,7 +81,6 @@ class Pool:
 
 @contextlib.contextmanager
 def _explaining() -> Iterator[None]:
-  """Turns the end of a process into an OSError with a remedy."""
   try:
     yield
   except concurrent.futures.BrokenExecutor as e:

@@ -102,6 +102,7 @@ class SharedWork(NamedTuple):
     take = lambda: self.attempt.leases.take("publish")
     what = "another worker to move the files"
     work_dir.wait_until(take, what, self.keep_going)
+    self.attempt.stop_if_over()  # the lease of a worker that has moved them
 
   def publish(
     self, moves: Iterable[tuple[str, Output]], stale: Iterable[Output] = ()
@@ -182,13 +183,14 @@ class Phase:
 def share(
   function: Callable[[SharedWork], T],
   job: work_dir.Job,
-  worker: work_dir.Worker,
+  worker: work_dir.Worker | None,
   num_workers: int | None,
 ) -> T | None:
   """Returns function(work), or None if another worker has finished the job.
 
   `num_workers` processes do the tasks; None: one for each core.
   """
+  worker = worker or work_dir.alone()
   cores = max(1, available_cores() // worker.local_size)
   with (
     work_dir.work_folder(job, worker) as attempt,

@@ -74,10 +74,7 @@ class Attempt:
     return bool(gone - known or before - self._alive)
 
   def stop_if_over(self) -> None:
-    """Ends the work if another worker has finished it, or if it cannot go on.
-
-    To be called first, and in all waits, in the block of `work_folder`.
-    """
+    """Ends the block of `work_folder` if another worker has ended the work."""
     end = _read_facts(self.path, _END)
     if end.get("error"):
       raise errors.DataError(end["error"])
@@ -113,10 +110,9 @@ class Attempt:
 def work_folder(job: Job, worker: Worker) -> Iterator[Attempt]:
   """Opens the newest attempt of the job's plan, or begins one.
 
-  When another worker has finished the job, `Attempt.stop_if_over` ends the
-  block without an error. A DataError in the block ends the work of all
-  workers; other errors leave it for the next command. UserError if others work
-  in the folder by another plan, or if it holds other files.
+  A DataError in the block ends the work of all workers; other errors leave it
+  for the next command. UserError if others work in the folder by another plan,
+  or if it holds other files.
   """
   path = _join_attempt(job, worker)
   # A worker shows that it is alive before it looks at the work.

@@ -1,20 +1,26 @@
 """Text to records: the same bytes from any workers, google/bert's meaning."""
 
-import collections
+import dataclasses
 import gzip
 import itertools
 import math
 import multiprocessing
 import os
 import shutil
-import subprocess
-import sys
 import time
 import unicodedata
 
 import numpy as np
 import pytest
-from samples import LETTERS, contents, create, feature_values, settings_of
+import runs
+from samples import (
+  LETTERS,
+  contents,
+  create,
+  feature_values,
+  listing,
+  settings_of,
+)
 
 import create_pretraining_data
 import tokenization
@@ -31,6 +37,7 @@ from records import (
   tfrecord,
   token_store,
 )
+from text_encoders import kinds
 from text_encoders.base import SPECIAL_TOKENS
 from workers.pool import Pool
 
@@ -60,26 +67,17 @@ def make_of(tmp_path, letters):
 def test_any_number_of_workers_gives_the_same_bytes(
   tmp_path, make, monkeypatch
 ):
+  """But other seeds give others."""
   monkeypatch.setattr(text_files, "PIECE_BYTES", 1500)  # several pieces
   made = []
   for number in (1, 2, 3):
     make(out=f"{number}", num_workers=number, num_shards=4)
     made.append(contents(tmp_path / f"{number}"))
-  assert list(made[0])[:3] == [
-    "train-00000-of-00004.tfrecord",
-    "train-00000-of-00004.tfrecord.index",
-    "train-00001-of-00004.tfrecord",
-  ]
   assert len(made[0]) == 9 and "train.manifest.json" in made[0]
   assert made[0] == made[1] == made[2]
-
-
-def test_the_seed_decides_the_bytes(tmp_path, make):
-  made = []
-  for seed in (1, 1, 2):
-    make(random_seed=seed)
-    made.append((tmp_path / "out/train.tfrecord").read_bytes())
-  assert made[0] == made[1] != made[2]
+  make(out="seed", random_seed=2, num_shards=4)
+  name = "train-00000-of-00004.tfrecord"
+  assert (tmp_path / "seed" / name).read_bytes() != made[0][name]
 
 
 def documents_by_google_rules(paths, tokenizer):
@@ -106,9 +104,14 @@ def stored_documents(store):
   ]
 
 
+def info_of(vocab_file):
+  info = kinds.load_tokenizer(str(vocab_file), True).info()
+  return dataclasses.replace(info, file=str(vocab_file))
+
+
 def store_of(folder, paths, letters, block_tokens=1 << 20):
   """Tokenizes files into a store; returns its counts."""
-  spec = token_store.TokenizerSpec("wordpiece", letters, True, "")
+  spec = info_of(letters)
   with token_store.StoreWriter(str(folder), len(LETTERS)) as writer:
     for i, piece in enumerate(text_files.split_into_pieces(paths)):
       how = text_files.TextFormat(), spec, False, f"{folder}/{i}.{{}}".format
@@ -254,6 +257,12 @@ def test_sequences_for_masked_lm_alone(settings_for, cross):
     examples_per_record=1 if cross else 4,
   )  # fmt: skip
   assert settings.short_seq_prob == 0.0
+  # New masks need no copies.
+  defaults = (
+    settings_for(dupe_factor=None),
+    settings_for(dupe_factor=None, dynamic_masks=True),
+  )
+  assert [made.dupe_factor for made in defaults] == [10, 1]
   summary = creation.create(settings)
   rows, counts = all_examples(summary), summary.manifest.counts
   assert summary.manifest.objective == "mlm" and counts["random_next"] == 0
@@ -277,11 +286,6 @@ def test_sequences_for_masked_lm_alone(settings_for, cross):
   assert text == counts["tokens"] * settings.dupe_factor
   real = sum(np.count_nonzero(row["input_mask"]) for row in rows)
   assert real / (len(rows) * SEQ) > 0.9
-
-
-def test_a_single_document_suffices_for_masked_lm_alone(make_of):
-  counts = make_of("a b c d\n" * 30, objective="mlm").manifest.counts
-  assert counts["documents"] == 1 and counts["tokens"] == 120
 
 
 def test_a_vocabulary_of_symbols(tmp_path, make_of):
@@ -333,12 +337,6 @@ def test_a_document_longer_than_a_block_is_cut(tmp_path, letters, monkeypatch):
   assert [sum(map(len, p)) for p in parts] == want
 
 
-def test_new_masks_need_no_copies(settings_for):
-  for dynamic, copies in (False, 10), (True, 1):
-    settings = settings_for(dupe_factor=None, dynamic_masks=dynamic)
-    assert settings.dupe_factor == copies
-
-
 def test_next_sentence_label_tells_the_document(make_of):
   # Every document repeats its own letter, so tokens tell the document.
   documents = [f"{c} {c} {c}\n" * 30 for c in "abcdefghijklmnop"]
@@ -356,27 +354,16 @@ def test_next_sentence_label_tells_the_document(make_of):
       assert same == (e["next_sentence_labels"] == [0])
 
 
-@pytest.mark.parametrize(
-  "document, objective, told",
-  [
-    ("a b c", "mlm_nsp", True),  # a blank line after each sentence
-    ("a b\nb c\nc d\nd e", "mlm_nsp", False),
-    ("a b c", "mlm", False),
-  ],
-)
-def test_pairs_that_teach_no_next_sentence_have_a_note(
-  make_of, document, objective, told
-):
-  summary = make_of(f"{document}\n\n" * 40, objective=objective)
+def test_pairs_that_teach_no_next_sentence_have_a_note(make_of):
   note = "few documents have a next sentence to learn"
+  assert note in record_report.next_sentences(91, 100)
+  assert note not in record_report.next_sentences(90, 100)
+  # A single document suffices for masked LM alone.
+  summary = make_of("a b c d\n" * 30, objective="mlm")
+  counts = summary.manifest.counts
+  assert counts["documents"] == 1 and counts["tokens"] == 120
   report = create_pretraining_data.report(summary)
-  assert (note in report) == told, report
-  c = summary.manifest.counts
-  looked = collections.Counter(
-    {"from elsewhere": c["random_next"], "examples": c["examples"]}
-  )
-  table = record_report.describe(looked, 1, summary.manifest.has_pairs)
-  assert (note in " ".join(table.split())) == told, table
+  assert "random next      none: masked LM alone" in report
 
 
 def test_manifest_counts(tmp_path, make_of, letters):
@@ -386,11 +373,9 @@ def test_manifest_counts(tmp_path, make_of, letters):
   assert (c["documents"], c["sentences"]) == (2, 3)
   want = -sum(p * math.log(p) for p in (4 / 9, 2 / 9, 2 / 9, 1 / 9))
   assert c["unigram_entropy"] == pytest.approx(want, rel=1e-12)
-  found = data_set.find_manifests([f"{tmp_path}/out/train.tfrecord"]).get(
-    f"{tmp_path}/out/train.tfrecord"
-  )
-  assert found == (f"{tmp_path}/out/train.manifest.json", summary.manifest)
   manifest = summary.manifest
+  found = listing(f"{tmp_path}/out/train.tfrecord")
+  assert found == (f"{tmp_path}/out/train.manifest.json", manifest)
   assert manifest.tokenizer.sha256 == file_sha256(letters)
   assert manifest.settings["dupe_factor"] == 3
   assert (manifest.max_seq_length, manifest.masking) == (SEQ, "static")
@@ -411,7 +396,6 @@ SHARES = {
   "thai": (long_words(THAI, *[1] * 10, *[700] * 8), 5600 / 5610),
   "mostly thai": (long_words(THAI, *[20] * 12, *[300] * 36), 10800 / 11040),
   "DNA": (long_words("acgt", *[200] * 10, *[201] * 5), 1005 / 3005),
-  "short words": (long_words(THAI, *[20] * 12), 0),
   # Lower-casing drops marks, and takes syllables of Hangul apart.
   "marks": (["กุกุ กุ", "ก้"] * 8, 1 / 2),
   "hangul": (["한국어 말", "사과"] * 8, 0),
@@ -442,7 +426,7 @@ def test_letters_that_no_token_spells_are_counted(
   assert f"unknown letters  {share:.3%}, in unknown" in report
 
 
-def test_every_copy_of_a_document_is_in_one_block_and_they_are_spread():
+def test_every_copy_of_a_document_is_in_one_block_and_they_are_spread(make_of):
   for num_blocks in (1, 4, 7):
     where = {}
     for block in range(num_blocks):
@@ -453,9 +437,7 @@ def test_every_copy_of_a_document_is_in_one_block_and_they_are_spread():
     assert len(where) == 150
     for d in range(50):
       assert len({where[d, c] for c in range(3)}) == min(3, num_blocks)
-
-
-def test_copies_differ(make_of):
+  # Each is masked in its own way.
   text = "\n\n".join(["a b c d e f g h i j k l m n o p q"] * 2)
   examples = all_examples(make_of(text, dupe_factor=20))
   assert len(examples) == 40
@@ -498,8 +480,6 @@ def test_a_data_set_removes_its_own_files_only(tmp_path, make_of):
   "name, shards, words",
   [
     ("train.y", None, "out/train.manifest.json is train-00000-of-00003.x's"),
-    ("train", None, "out/train.manifest.json is train-00000-of-00003.x's"),
-    ("train-00000-of-00003.x", None, "a file of the data set .*/train.man"),
     ("b.x,train-00002-of-00003.x", None, "a file of the data set .*/train.man"),
     ("mine.x", None, "mine.manifest.json.*move it away, or give"),
     ("folder", 1, "out/folder is a folder: give another name"),
@@ -553,7 +533,7 @@ def test_default_shards_depend_on_the_corpus_only(settings_for):
     counts = token_store.CorpusCounts(
       documents, 0, parts, tokens // 20, tokens, 0, 4, 0, 5 * tokens, 6.0
     )
-    return creation.num_shards(counts, settings)
+    return creation.shards_and_blocks(counts, settings)[0]
 
   assert shards_of(2, 100, 2) == 1
   assert shards_of(10**4, 10**6, 10**4) == 3
@@ -586,11 +566,8 @@ CUT = gzip.compress(PAIR, mtime=0)[:-6]
     ("t.txt", b"a b\nc d\n", {}, "one document of 2 sentences.*blank line"),
     ("t.txt.gz", CUT, {}, "not a whole gzip file"),
     ("t.txt", PAIR, {"num_shards": 9}, "num_shards=9 is too many"),
-    ("t.txt", PAIR, {"num_shards": 9, "num_workers": 2}, "too many"),
     ("t.txt", PAIR, {"vocab_file": None}, "name one vocabulary"),
-    ("t.txt", PAIR, {"vocab_file": "no.txt"}, "no.txt: No such file"),
     ("v.txt", b"[UNK]", {"vocab_file": "v.txt"}, r"lacks \[PAD\], \[CLS\]"),
-    ("t.txt", PAIR, {"input_file": "none*"}, r"none\*: no such file"),
   ],
 )
 def test_failures_leave_nothing_but_earlier_records(
@@ -622,9 +599,8 @@ def test_a_vocabulary_that_changes_meanwhile(tmp_path, letters):
   """Workers that start later load it again."""
   path = tmp_path / "v.txt"
   shutil.copy(letters, path)
-  digest = file_sha256(str(path))
-  spec = token_store.TokenizerSpec("wordpiece", str(path), True, digest)
-  assert token_store.load_tokenizer(spec).info().sha256 == digest
+  spec = info_of(path)
+  token_store.load_tokenizer(spec)
   token_store.load_tokenizer.cache_clear()
   path.write_text(path.read_text() + "more\n")
   with pytest.raises(errors.UserError, match="v.txt was changed while records"):
@@ -668,15 +644,11 @@ def test_an_error_does_not_wait_for_other_workers(tmp_path):
 @pytest.mark.parametrize(
   "changes, words",
   [
-    ({"max_seq_length": 7}, "max_seq_length=7: must be 8 to 65536"),
     ({"max_predictions_per_seq": 99}, "seq=99: must be 1 to max_seq_length"),
     ({"examples_per_record": 33}, "examples_per_record=33: must be 1 to"),
-    ({"num_workers": 10**6}, "num_workers=1000000: must be 1 to"),
     ({"prose": "True"}, "--prose=True: must be an ISO 639-1 code"),
     ({"output_file": ","}, "different files of one folder"),
-    ({"output_file": "x/a,y/b"}, "different files of one folder"),
     ({"output_file": "x,y,x"}, "different files of one folder"),
-    ({"output_file": "x,x.result"}, "a name without the end"),
     ({"output_file": "a.index"}, "a name without the end"),
     ({"output_file": "a,b", "num_shards": 3}, "left out or 2"),
     ({"cross_documents": True}, "without --objective=mlm"),
@@ -688,25 +660,14 @@ def test_impossible_settings(tmp_path, changes, words):
 
 
 def test_command(tmp_path, texts, letters):
-  def run(length):
-    words = [
-      "create_pretraining_data.py", f"--input_file={texts}",
-      f"--vocab_file={letters}", f"--output_file={tmp_path}/out/t.tfrecord",
-      "--num_workers=2", "--max_predictions_per_seq=6",
-      f"--max_seq_length={length}",
-    ]  # fmt: skip
-    return subprocess.run(
-      [sys.executable, *words], capture_output=True, text=True
-    )
-
-  done = run(32)
+  words = [
+    "create_pretraining_data.py", f"--input_file={texts}",
+    f"--vocab_file={letters}", f"--output_file={tmp_path}/out/t.tfrecord",
+    "--num_workers=2", "--max_predictions_per_seq=6", "--max_seq_length=32",
+  ]  # fmt: skip
+  done = runs.launch(words)
   tokenizing, making = done.stderr.splitlines()
   assert done.returncode == 0 and "  tokenizing: 0 of 0 MB  " in tokenizing
   assert "  making records: 0 of 0 MB  " in making
   assert "documents        60\n" in done.stdout
   assert f"manifest         {tmp_path}/out/t.manifest.json" in done.stdout
-  done = run(4)
-  assert done.returncode == 1
-  assert done.stderr.splitlines() == [
-    "create_pretraining_data.py: error: --max_seq_length=4: must be 8 to 65536"
-  ]

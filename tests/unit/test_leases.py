@@ -5,6 +5,7 @@ import contextlib
 import fcntl
 import os
 import time
+from unittest import mock
 
 import pytest
 
@@ -18,17 +19,6 @@ def folder(tmp_path, monkeypatch):
   for name in (leases.WORKERS, leases.LEASES):
     (tmp_path / name).mkdir()
   return str(tmp_path)
-
-
-@contextlib.contextmanager
-def elsewhere(folder):
-  """A worker on another machine."""
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(leases, "_MACHINE", "another machine")
-    stack = contextlib.ExitStack()
-    held = stack.enter_context(leases.heart(folder))
-  with stack:
-    yield held
 
 
 def killed(folder):
@@ -78,6 +68,11 @@ def test_a_killed_worker_elsewhere_is_lost_after_its_beats(folder):
   watch = leases.Watch(folder)
   _, gone, looks = looked(watch, "killed")
   assert "killed" in gone and looks == leases.LOST_BEATS + 2
+  # A watcher counts its own looks, whatever time went by while it was stopped.
+  other = leases.Watch(folder)
+  other.look()
+  other._last_look -= 10_000.0
+  assert other.look() == (frozenset(), frozenset())
   with leases.heart(folder) as other:
     assert other.take("a") is None
     assert other._replace(gone=gone).take("a").endswith("a.1")
@@ -96,20 +91,22 @@ def test_a_wrong_clock_does_not_matter(folder, when):
     assert not gone and ("killed" in lives) == (beat > 0)
 
 
-def test_a_worker_elsewhere_lives(folder, monkeypatch):
+def test_the_beats_of_a_worker_elsewhere_tell(folder, monkeypatch):
+  """And of any where there are no locks."""
   monkeypatch.setattr(leases, "LOST_BEATS", 10**6)  # of a slow machine
-  with elsewhere(folder) as held:
-    lives, gone, _ = looked(leases.Watch(folder), held.worker)
-    assert lives == {held.worker} and not gone
-
-
-def test_a_watcher_that_was_stopped_loses_nobody(folder):
-  """It counts its own looks, whatever time went by."""
-  killed(folder)
-  watch = leases.Watch(folder)
-  watch.look()
-  watch._last_look -= 10_000.0
-  assert watch.look() == (frozenset(), frozenset())
+  for module, name, value in (
+    (leases, "_MACHINE", "another machine"),
+    (fcntl, "flock", mock.Mock(side_effect=OSError(38, "no such function"))),
+  ):
+    with contextlib.ExitStack() as stack:
+      with monkeypatch.context() as patch:
+        patch.setattr(module, name, value)
+        held = stack.enter_context(leases.heart(folder))
+        if module is fcntl:
+          lives, gone, _ = looked(leases.Watch(folder), held.worker)
+      if module is leases:
+        lives, gone, _ = looked(leases.Watch(folder), held.worker)
+      assert lives == {held.worker} and not gone
 
 
 def test_the_lock_tells_at_once_on_one_machine(folder, monkeypatch):
@@ -117,16 +114,6 @@ def test_the_lock_tells_at_once_on_one_machine(folder, monkeypatch):
     assert leases.Watch(folder).look() == ({held.worker}, frozenset())
     monkeypatch.setattr(os, "unlink", lambda *_: None)  # as if it was killed
   assert leases.Watch(folder).look() == (frozenset(), {held.worker})
-
-
-def test_without_locks_the_beats_tell(folder, monkeypatch):
-  def lacking(*_):
-    raise OSError(38, "Function not implemented")
-
-  monkeypatch.setattr(fcntl, "flock", lacking)
-  monkeypatch.setattr(leases, "LOST_BEATS", 10**6)  # of a slow machine
-  with leases.heart(folder) as held:
-    assert held.worker in looked(leases.Watch(folder), held.worker)[0]
 
 
 def test_a_worker_that_slept_changes_nothing(folder, tmp_path):

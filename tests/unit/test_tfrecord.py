@@ -43,14 +43,12 @@ def test_files_round_trip(record_file, with_index):
   assert list(tfrecord.RecordSet([path])) == payloads
   by_tensorflow = tf.python_io.tf_record_iterator(path)
   assert list(by_tensorflow) == payloads
-
-
-def test_files_of_tensorflow_are_read(tmp_path):
-  path, payloads = str(tmp_path / "tf.tfrecord"), [b"one", b"two" * 1000]
-  with tf.python_io.TFRecordWriter(path) as writer:
+  # What TensorFlow writes is the same.
+  with tf.python_io.TFRecordWriter(path + "2") as writer:
     for payload in payloads:
       writer.write(payload)
-  assert list(tfrecord.RecordSet([path])) == payloads
+  with open(path, "rb") as ours, open(path + "2", "rb") as theirs:
+    assert ours.read() == theirs.read()
 
 
 def test_numbers_run_through_the_files(record_file, tmp_path):
@@ -94,14 +92,6 @@ def test_reading_ahead_asks_for_the_bytes_of_the_records(
   ]
 
 
-def test_an_error_leaves_no_file(tmp_path):
-  with pytest.raises(RuntimeError):
-    with tfrecord.shard_writer(str(tmp_path / "x")) as writer:
-      writer.write(b"one")
-      raise RuntimeError
-  assert os.listdir(tmp_path) == []
-
-
 def change_byte(path, position):
   with open(path, "r+b") as f:
     f.seek(position)
@@ -110,7 +100,7 @@ def change_byte(path, position):
     f.write(bytes([old ^ 0x10]))
 
 
-def test_damaged_record_is_named(record_file):
+def test_damage_is_named(record_file):
   path, payloads = record_file
   offsets = np.load(path + tfrecord.INDEX_SUFFIX)
   change_byte(path, int(offsets[7]) + 12 + 3)  # in the data
@@ -118,12 +108,7 @@ def test_damaged_record_is_named(record_file):
   assert opened.read(6) == payloads[6]
   with pytest.raises(DataError, match=r"x\.tfrecord: record 7 .* is damaged"):
     opened.read(7)
-
-
-def test_damaged_length_is_named(record_file):
-  path, _ = record_file
-  offsets = np.load(path + tfrecord.INDEX_SUFFIX)
-  change_byte(path, int(offsets[4]))
+  change_byte(path, int(offsets[4]))  # a length
   with pytest.raises(DataError, match="record 4 .* is damaged"):
     tfrecord.RecordSet([path]).read(4)
   os.unlink(path + tfrecord.INDEX_SUFFIX)
@@ -209,16 +194,14 @@ TOP = np.iinfo(np.int64).max
   "wrong",
   [
     lambda index: index[:-1],
-    lambda index: index[::-1],
     lambda index: index.astype(np.int32),
-    lambda index: index[None],
     lambda index: index.astype(object),  # pickled: it could be code
     # Differences that wrap around to what a record may take.
     lambda index: np.array([0, TOP, -TOP + 16, -20, index[-1]]),
     lambda index: b"noise",
     archive_of,
   ],
-  ids="short reversed int32 2-d code overflow noise archive".split(),
+  ids="short int32 code overflow noise archive".split(),
 )
 def test_index_of_another_file(record_file, wrong):
   path, _ = record_file
