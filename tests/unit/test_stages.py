@@ -292,17 +292,33 @@ def test_tokens_of_a_record_are_those_of_all_manifests(packed_run, tmp_path):
   assert [tokens(files), tokens(both)] == [20, 15]
 
 
-def test_stages_by_shares_of_the_time(dynamic_run, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+  "shares, late, tenths",
+  [
+    ((0.6, 0.4), None, [10, 9, 8, 7, 6, 5, 4, 3, 2, 1]),
+    # One of 24 seconds ends the first stage 12 late; the next has less time.
+    ((0.5, 0.5), 18.0, [10, 9, 8, 7, 3, 3, 2, 1]),
+  ],
+)
+def test_stages_by_shares_of_the_time(
+  dynamic_run, tmp_path, monkeypatch, shares, late, tenths
+):
   """Each update takes a tenth of it, but the first of a start, which compiles.
 
   The one rate falls in both. A run keeps its time, also where it was killed
   before a stage's first save.
   """
+
+  def lap(budget):
+    if budget._last is None:
+      return 0.0
+    return 24.0 if budget.passed == late else 6.0
+
+  monkeypatch.setattr(Budget, "lap", lap)
   tiny_run, batch = dynamic_run
-  runs.updates_take(monkeypatch, 6.0)
+  first, second = ({"time_share": share} for share in shares)
   settings = staged(
-    {"time_share": 0.6, "masked_lm_prob": "0.3:0.2"},
-    {"time_share": 0.4},
+    {**first, "masked_lm_prob": "0.3:0.2"}, second,
     lr_schedule="linear", max_train_minutes=1.0, num_train_steps=1000,
     global_batch_size=batch, max_predictions_per_seq=None,
   )  # fmt: skip
@@ -310,10 +326,10 @@ def test_stages_by_shares_of_the_time(dynamic_run, tmp_path, monkeypatch):
     tiny_run, tmp_path, **{**settings, **changes}
   )["training"]
   assert train()["out_of_time"]
-  tenths = np.array([10, 9, 8, 7, 6, 5, 4, 3, 2, 1])
-  np.testing.assert_allclose(
-    runs.metrics(tmp_path, "learning_rate"), 1e-4 * tenths, 1e-4
-  )
+  rates = runs.metrics(tmp_path, "learning_rate")
+  np.testing.assert_allclose(rates, 1e-4 * np.array(tenths), 1e-3)
+  if late:
+    return
   assert train()["updates"] == 0
   stage = runs.read_json(tmp_path, "run.json")["runs"][-1]["plan"]["stage"]
   runs.change_run(tmp_path, plan={"stage": {**stage, "number": 5}})
@@ -561,30 +577,6 @@ def test_the_rate_to_lower_is_that_which_counts(
   lower = 'give stage 1 of --stages "learning_rate": 5e+37:'
   assert how.endswith(lower if own else "with a lower learning rate:")
   assert command.endswith("=3" if own else "=5e+37")
-
-
-def test_a_stage_that_takes_longer_leaves_less_time_to_the_next(
-  dynamic_run, tmp_path, monkeypatch
-):
-  """Half of a minute each: an update of 24 seconds ends the first 12 late."""
-
-  def lap(budget):
-    if budget._last is None:
-      return 0.0
-    return 24.0 if budget.passed == 18.0 else 6.0
-
-  monkeypatch.setattr(Budget, "lap", lap)
-  tiny_run, batch = dynamic_run
-  settings = staged(
-    {"time_share": 0.5}, {"time_share": 0.5},
-    lr_schedule="linear", max_train_minutes=1.0, num_train_steps=1000,
-    global_batch_size=batch,
-  )  # fmt: skip
-  runs.pretrain(tiny_run, tmp_path, **settings)
-  tenths = np.array([10, 9, 8, 7, 3, 3, 2, 1])
-  np.testing.assert_allclose(
-    runs.metrics(tmp_path, "learning_rate"), 1e-4 * tenths, rtol=1e-3
-  )
 
 
 @pytest.mark.usefixtures("third_is_skipped")

@@ -1,6 +1,7 @@
 """What the system says, as one line: file, reason and what to do."""
 
 import contextlib
+import functools
 import os
 import shlex
 import subprocess
@@ -78,23 +79,13 @@ def make_tokenizer(inputs, folder):
   train_tokenizer.train_sentencepiece(lines, f"{folder}/m.model", 60)
 
 
-def convert(to):
-  def run(inputs, folder):
-    model = (f"{inputs[0]}/model",)
-    convert_checkpoint.convert(
-      convert_checkpoint.ConversionSettings(
-        input=model, output=f"{folder}/o", to=to
-      )
-    )
-
-  return run
+def convert(to, inputs, folder):
+  settings = dict(input=(f"{inputs[0]}/model",), output=f"{folder}/o", to=to)
+  convert_checkpoint.convert(convert_checkpoint.ConversionSettings(**settings))
 
 
-def draw(form):
-  def run(inputs, folder):
-    plot_metrics.plot([f"{inputs[0]}/run"], f"{folder}/curve.{form}")
-
-  return run
+def draw(form, inputs, folder):
+  plot_metrics.plot([f"{inputs[0]}/run"], f"{folder}/curve.{form}")
 
 
 def train(inputs, folder):
@@ -116,12 +107,12 @@ def copy_large(inputs, folder):
 COMMANDS = {
   "create_pretraining_data": make_records, "prepare_corpus": make_corpus,
   "train_tokenizer": make_tokenizer,
-  "convert to huggingface": convert("huggingface"),
-  "convert to tensorflow": convert("tensorflow"),
-  "convert to saved_model": convert("saved_model"),
-  "plot_metrics png": draw("png"), "plot_metrics html": draw("html"),
   "run_pretraining": train, "a copy, not its original": copy_large,
 }  # fmt: skip
+for form in ("huggingface", "tensorflow", "saved_model"):
+  COMMANDS[f"convert to {form}"] = functools.partial(convert, form)
+for form in ("png", "html"):
+  COMMANDS[f"plot_metrics {form}"] = functools.partial(draw, form)
 
 
 @pytest.mark.parametrize("said", DISKS)
@@ -234,7 +225,7 @@ def test_names_that_tensorflow_cannot_read_are_told(tmp_path):
 
 
 def test_an_html_page_has_the_picture(inputs, tmp_path):
-  draw("html")(inputs, tmp_path)
+  draw("html", inputs, tmp_path)
   page = (tmp_path / "curve.html").read_text()
   assert page.startswith("<!DOCTYPE html>") and page.count("<svg") == 1
   assert "<?xml" not in page and page.rstrip().endswith("</svg>")
