@@ -11,10 +11,10 @@ from text_encoders.wordpiece import (
   convert_by_vocab,
   convert_to_unicode,
   load_vocab,
-  whitespace_tokenize,
 )
 
 printable_text = convert_to_unicode
+whitespace_tokenize = str.split
 convert_tokens_to_ids = convert_ids_to_tokens = convert_by_vocab
 
 

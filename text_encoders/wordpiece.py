@@ -64,11 +64,6 @@ def convert_by_vocab(vocab, items) -> list:
   return [vocab[item] for item in items]
 
 
-def whitespace_tokenize(text: str) -> list[str]:
-  """The words of a text, which white space separates."""
-  return text.split()
-
-
 class _CharMap(dict):
   """A `str.translate` table that a function fills on demand."""
 
