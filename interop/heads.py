@@ -8,11 +8,7 @@ import numpy as np
 from common import tensorflow_v1 as later
 from common.errors import UserError
 from finetuning import classification, ner, squad
-from finetuning.behaviour import (
-  INPUTS,
-  Behaviour,
-  text_and_shares,
-)
+from finetuning.behaviour import INPUTS, Behaviour, text_and_shares
 from model import tasks
 from text_encoders.base import MASK
 

@@ -86,10 +86,7 @@ class Scorer:
   """Scores sentences by the masked LM head of an open model."""
 
   def __init__(
-    self,
-    model: inference.Model,
-    encoder: Encoder,
-    within_word: bool = True,
+    self, model: inference.Model, encoder: Encoder, within_word: bool = True
   ):
     """`UserError` if the model has no such head."""
     self._signature = model.signature(MASKED_LM)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import runs
 import trained
-from samples import LETTERS, TINY, write_records_of
+from samples import LETTERS, TINY, change_manifest, write_records_of
 
 import predict
 from checkpoints import run_folder
@@ -49,7 +49,7 @@ def folders(tmp_path_factory, letters):
   """kind -> folder of a checkpoint that says what is known.
 
   The masked word is c with nearly all probability, the next sentence is one
-  with 1/4, labels have 1/6, 3/6 and 2/6.
+  with 1/4.
   """
   folder = tmp_path_factory.mktemp("models")
   words = np.zeros(TINY["vocab_size"])
@@ -59,9 +59,6 @@ def folders(tmp_path_factory, letters):
       "cls/predictions/output_bias": words,
       "cls/seq_relationship/output_weights": 0.0,
       "cls/seq_relationship/output_bias": [0, math.log(3)],
-    },
-    "classifier": {
-      "output_weights": 0.0, "output_bias": np.log([1, 3, 2]),
     },
   }  # fmt: skip
   for kind in trained.TASKS:
@@ -200,17 +197,6 @@ def test_embeddings_are_of_tokens_and_not_of_padding(folders):
   assert short["embedding"] == [pytest.approx((CLS + a + SEP) / 3)]
   (short, _) = answers(make(embedding="cls"), inputs)
   assert short["embedding"] == [CLS]
-
-
-def test_labels_and_numbers(folders):
-  model = predictor(folders["classifier"])
-  for one in answers(model, [Input("a b"), Input("c")]):
-    assert one["label"] == "yes"
-    assert one["probabilities"] == pytest.approx(
-      {"no": 1 / 6, "yes": 3 / 6, "who knows": 2 / 6}
-    )
-  with pytest.raises(UserError, match="trained on single texts"):
-    model.predict([Input("a", "b")])
 
 
 def span_of(start, end, null):
@@ -366,7 +352,7 @@ def test_the_screen_of_each_head(folders, tagger):
     assert candidate == f"  100.0%  {best}"
 
 
-def test_a_question_needs_a_paragraph_and_room_for_it(folders):
+def test_inputs_that_the_head_does_not_take(folders):
   _, make = known(folders["squad"], span=None)
   message = "--max_seq_length=9 leaves .*--max_query_length=6 tokens"
   with pytest.raises(UserError, match=message):
@@ -374,6 +360,9 @@ def test_a_question_needs_a_paragraph_and_room_for_it(folders):
   make(max_seq_length=9, embedding="cls")
   with pytest.raises(UserError, match="--question and --context"):
     make(max_seq_length=10).predict([Input("who")])
+  _, make = known(folders["classifier"], classifier=None)
+  with pytest.raises(UserError, match="trained on single texts"):
+    make().predict([Input("a", "b")])
 
 
 @pytest.mark.parametrize("kind", ["squad", "classifier"])
@@ -585,58 +574,65 @@ def test_a_run_finds_its_vocabulary_by_its_records(
 ):
   """Over run.json and the manifest, by its hash; from any folder."""
   data, run = tmp_path / "data", tmp_path / "runs" / "a"
-  files = write_records_of(data, letters, do_lower_case=False)
-  files["files"] = ["data/data-0.tfrecord"]  # as named from tmp_path
-  os.remove(data / "vocab.txt")
-  path = data / "data.manifest.json"
-  manifest = data_set.Manifest.load(str(path))
-  tokenizer = manifest.tokenizer
+  records = write_records_of(data, letters, do_lower_case=False)
+  records["files"] = ["data/data-0.tfrecord"]  # as named from tmp_path
+  path, words = data / "data.manifest.json", data / "vocab.txt"
+  tokenizer = data_set.Manifest.load(str(path)).tokenizer
   shutil.copytree(folders["pretraining"], run)
-  os.remove(run / "vocab.txt")
-  (run / "run.json").write_text(json.dumps({"runs": [{"data": files}]}))
-  missing = rf"{tokenizer.sha256}, which is not near"
+  own = run / "vocab.txt"
+  own.unlink(), words.unlink()
+  (run / "run.json").write_text(json.dumps({"runs": [{"data": records}]}))
+
+  def source(**given):
+    return model_source.find(str(run), model_source.Given(**given))
+
+  missing = f"{tokenizer.sha256}, which is not near"
   with pytest.raises(UserError, match=missing):
-    model_source.find(str(run))
-  shutil.copyfile(letters, tmp_path / "vocab.txt")
-  for place in (tmp_path, tmp_path / "data", "/"):
+    source()
+  near = shutil.copyfile(letters, tmp_path / "vocab.txt")
+  for place in (tmp_path, data, "/"):
     monkeypatch.chdir(place)
-    source = model_source.find(str(run))
-    vocabulary = str(tmp_path / "vocab.txt")
-    assert source.vocabulary == {"vocab_file": vocabulary}
-    assert source.task["max_seq_length"] == 32
-    assert source.task["do_lower_case"] is False
+    assert source().vocabulary == {"vocab_file": str(near)}
+    assert source().task["max_seq_length"] == 32
+    assert source().task["do_lower_case"] is False
   other = tmp_path / "other.txt"
   other.write_text("".join(f"{t}\n" for t in LETTERS[:-1]))
   with pytest.raises(DataError, match="but the records were made with"):
-    model_source.find(str(run), model_source.Given(vocab_file=str(other)))
-  # Records that were made again with other words are not this run's.
-  config = types.SimpleNamespace(output_dir=str(run), init_checkpoint=None)
-  keep = lambda: run_folder.keep_vocabulary(config, {"": (path, manifest)})
-  shutil.move(tmp_path / "vocab.txt", data / "vocab.txt")
-  keep()
-  kept = (run / "vocab.txt").read_bytes()
-  other.rename(data / "vocab.txt")
-  keep()  # which is another file now
-  assert (run / "vocab.txt").read_bytes() == kept
-  (run / "vocab.txt").write_bytes(b"of a start that saved nothing")
-  (data / "vocab.txt").write_bytes(kept)
-  keep()
-  assert (run / "vocab.txt").read_bytes() == kept
-  # Of a run that continues from another model it is beside that model.
-  (run / "vocab.txt").unlink()
-  (tmp_path / "start").mkdir()
-  (data / "vocab.txt").rename(tmp_path / "start" / "vocab.txt")
-  config.init_checkpoint = str(tmp_path / "start" / "model.ckpt-1")
-  keep()
-  assert (run / "vocab.txt").read_bytes() == kept
-  again = dataclasses.replace(tokenizer, sha256="0" * 64, do_lower_case=True)
-  dataclasses.replace(manifest, tokenizer=again).save(str(path))
-  source = model_source.find(str(run))
-  assert source.vocabulary == {"vocab_file": str(run / "vocab.txt")}
-  assert source.task["do_lower_case"] is False
-  os.remove(run / "vocab.txt")
+    source(vocab_file=str(other))
+  # With a copy of its own the records are not asked.
+  own.write_bytes(near.read_bytes())
+  change_manifest(data, tokenizer={"sha256": "0" * 64, "do_lower_case": True})
+  assert source().vocabulary == {"vocab_file": str(own)}
+  assert source().task["do_lower_case"] is False
+  own.unlink()
   with pytest.raises(UserError, match="run.json: the records were made with"):
-    model_source.find(str(run))
+    source()
+
+
+def test_a_run_keeps_its_vocabulary(tmp_path, letters):
+  """That of its records, or of the model that it continues from."""
+  data, run, start = (tmp_path / name for name in ("data", "run", "start"))
+  write_records_of(data, letters, do_lower_case=False)
+  path, words = data / "data.manifest.json", data / "vocab.txt"
+  manifest, own = data_set.Manifest.load(str(path)), run / "vocab.txt"
+  config = types.SimpleNamespace(output_dir=str(run), init_checkpoint=None)
+  run.mkdir(), start.mkdir()
+  content = words.read_bytes()
+  for beside, before in (
+    (content, None),
+    (b"another file by now", content),
+    (content, b"of a start that saved nothing"),
+  ):
+    words.write_bytes(beside)
+    if before:
+      own.write_bytes(before)
+    run_folder.keep_vocabulary(config, {"": (path, manifest)})
+    assert own.read_bytes() == content
+  own.unlink()
+  words.rename(start / "vocab.txt")
+  config.init_checkpoint = str(start / "model.ckpt-1")
+  run_folder.keep_vocabulary(config, {"": (path, manifest)})
+  assert own.read_bytes() == content
 
 
 def test_a_model_trained_without_segments_gets_none(folders):

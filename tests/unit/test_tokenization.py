@@ -17,7 +17,7 @@ from common.files import file_sha256
 from corpus import prose
 from records import data_set
 from text_encoders import kinds, tokenizer_files, wordpiece
-from text_encoders.base import SPECIAL_TOKENS
+from text_encoders.base import SPECIAL_TOKENS, TokenizerInfo
 from text_encoders.characters import has_chinese, letters_of
 from text_encoders.sentencepiece_model import SentencePieceEncoder
 from text_encoders.wordpiece import WordPieceEncoder, word_spans
@@ -73,10 +73,7 @@ def pairs(vocab_file):
     return tokens
 
   return [
-    (
-      functools.partial(ids, lower),
-      WordPieceEncoder(vocab_file, lower),
-    )
+    (functools.partial(ids, lower), WordPieceEncoder(vocab_file, lower))
     for lower in (True, False)
   ]
 
@@ -158,35 +155,30 @@ def test_wordpiece_by_hand():
 def test_load_vocab_breaks_at_newlines_only(tmp_path):
   path = tmp_path / "vocab.txt"
   path.write_bytes("a\r\n\u2028\nx\u2028y\n b \nc".encode())
-  vocab = tokenization.load_vocab(str(path))
-  assert list(vocab.items()) == [
-    ("a", 0), ("", 1), ("x\u2028y", 2), ("b", 3), ("c", 4),
-  ]  # fmt: skip
+  vocab = {"a": 0, "": 1, "x\u2028y": 2, "b": 3, "c": 4}
+  assert tokenization.load_vocab(str(path)) == vocab
 
 
-@pytest.mark.parametrize(
-  "lines, ids",
-  [
+def test_line_numbers_are_ids(tmp_path):
+  """Blank lines at the end have none: a model has no rows for them."""
+  for lines, ids in (
     ("a b a", [7, 6]),  # of equal tokens the last counts, as in google/bert
     ("a b [MASK]", [5, 6]),
     ("a b \r \r", [5, 6]),
     ("a \u3000 b", [5, 7]),  # an unusual space is a token
     ("a  b", [5, 7]),  # as is what stood in a blank line that others follow
     ("a b \u3000", [5, 6, 7]),
-  ],
-)
-def test_line_numbers_are_ids(tmp_path, lines, ids):
-  """Blank lines at the end have none: a model has no rows for them."""
-  lines = [*SPECIAL_TOKENS, *lines.split(" ")]
-  path = write_vocabulary(tmp_path / "v.txt", lines)
-  encoder = kinds.load_tokenizer(path)
-  assert encoder.encode_batch(["a b"])[0].tolist() == ids[:2]
-  assert encoder.vocab_size == max(*ids, encoder.mask_id) + 1
-  assert [encoder.tokens[number] for number in ids[:2]] == ["a", "b"]
-  vocab = tokenization.load_vocab(path)
-  assert (vocab["a"], vocab["b"]) == tuple(ids[:2])
-  made = tokenizer_files.make_tokenizer(encoder).encode("a b")
-  assert made.ids == [encoder.cls_id, *ids[:2], encoder.sep_id]
+  ):
+    lines = [*SPECIAL_TOKENS, *lines.split(" ")]
+    path = write_vocabulary(tmp_path / "v.txt", lines)
+    encoder = kinds.load_tokenizer(path)
+    assert encoder.encode_batch(["a b"])[0].tolist() == ids[:2]
+    assert encoder.vocab_size == max(*ids, encoder.mask_id) + 1
+    assert [encoder.tokens[number] for number in ids[:2]] == ["a", "b"]
+    vocab = tokenization.load_vocab(path)
+    assert [vocab["a"], vocab["b"]] == ids[:2]
+    made = tokenizer_files.make_tokenizer(encoder).encode("a b")
+    assert made.ids == [encoder.cls_id, *ids[:2], encoder.sep_id]
 
 
 def test_continuations_and_info(vocab_file):
@@ -194,11 +186,11 @@ def test_continuations_and_info(vocab_file):
   (ids,) = encoder.encode_batch(["abc x"])
   assert encoder.is_continuation[ids].tolist() == [False, True, False]
   assert not encoder.is_continuation[: len(SPECIAL_TOKENS)].any()
-  assert encoder.vocab_size == len(tokenization.load_vocab(vocab_file))
-  info = encoder.info()
-  assert (info.kind, info.file) == ("wordpiece", "vocab.txt")
-  assert info.sha256 == file_sha256(vocab_file)
-  assert (encoder.pad_id, encoder.mask_id) == (0, 4)
+  size = len(tokenization.load_vocab(vocab_file))
+  sha256 = file_sha256(vocab_file)
+  assert encoder.info() == TokenizerInfo(
+    "wordpiece", "vocab.txt", sha256, size, True, 4
+  )
 
 
 def test_unfit_vocabularies(tmp_path):
@@ -342,29 +334,25 @@ def test_small_vocabularies_and_text_without_a_word(tmp_path):
       train_tokenizer.train_wordpiece(lines, out, size)
 
 
-LEFT_OUT = {
-  "most": ([*LONG, "a" * 15], 100, "97.6%"),
-  "one word": (["a" * 300, "b " * 700], 100, "30.0%"),
-  "rare characters": (["ab " * 45, "鼠牛虎兔龍蛇馬羊猴鷄"], 10, "10.0%"),
-  "marks": (["กุ กุก", "กุก"], 100, "37.5%"),
-  "none": (["acgt" * 50, "ab", "한국어"], 100, None),
-}
-
-
-@pytest.mark.parametrize("lines, size, share", LEFT_OUT.values(), ids=LEFT_OUT)
-def test_what_a_vocabulary_leaves_out_is_told(
-  tmp_path, capsys, lines, size, share
-):
-  out = str(tmp_path / "vocab.txt")
-  train_tokenizer.train_wordpiece(lines, out, size)
-  told = capsys.readouterr().err
-  assert told.startswith(f"{share} of the letters are left" if share else "")
-  assert bool(told) == bool(share)
-  # As the report on records counts them.
-  encoder = kinds.load_tokenizer(out)
-  spelt = sum(encoder.letters[ids].sum() for ids in encoder.encode_batch(lines))
-  total = letters_of("".join(lines))
-  assert f"{1 - spelt / total:.1%}" == (share or "0.0%")
+def test_what_a_vocabulary_leaves_out_is_told(tmp_path, capsys):
+  for lines, size, share in (
+    ([*LONG, "a" * 15], 100, "97.6%"),
+    (["a" * 300, "b " * 700], 100, "30.0%"),  # one word
+    (["ab " * 45, "鼠牛虎兔龍蛇馬羊猴鷄"], 10, "10.0%"),  # rare characters
+    (["กุ กุก", "กุก"], 100, "37.5%"),  # marks
+    (["acgt" * 50, "ab", "한국어"], 100, ""),
+  ):
+    out = str(tmp_path / "vocab.txt")
+    train_tokenizer.train_wordpiece(lines, out, size)
+    told = capsys.readouterr().err
+    assert told.startswith(f"{share} of the letters are left" if share else "")
+    assert bool(told) == bool(share)
+    # As the report on records counts them.
+    encoder, spelt = kinds.load_tokenizer(out), 0
+    for ids in encoder.encode_batch(lines):
+      spelt += encoder.letters[ids].sum()
+    total = letters_of("".join(lines))
+    assert f"{1 - spelt / total:.1%}" == (share or "0.0%")
 
 
 def test_unknown_letters_of_sentencepiece(spm_file):
@@ -421,21 +409,17 @@ def test_the_rest_of_a_line_has_the_tokens_it_has_in_the_line(
       assert rest.tolist() == whole[number:] and rest.dtype == np.int32
   assert spm.encode_rest("").tolist() == []
   words = WordPieceEncoder(vocab_file, True)
-  assert (
-    words.encode_rest("the").tolist() == words.encode_batch(["the"])[0].tolist()
-  )
+  whole = words.encode_batch(["the"])[0].tolist()
+  assert words.encode_rest("the").tolist() == whole
 
 
 def test_unfit_sentencepiece_models(tmp_path):
   import sentencepiece
 
   sentencepiece.SentencePieceTrainer.train(
-    sentence_iterator=iter(corpus_lines()),
-    model_prefix=str(tmp_path / "plain"),
-    vocab_size=40,
-    hard_vocab_limit=False,
-    minloglevel=2,
-  )
+    sentence_iterator=iter(corpus_lines()), vocab_size=40, minloglevel=2,
+    model_prefix=str(tmp_path / "plain"), hard_vocab_limit=False,
+  )  # fmt: skip
   with pytest.raises(data_set.DataError, match=r"lacks \[PAD\], \[CLS\]"):
     SentencePieceEncoder(str(tmp_path / "plain.model"), True)
   noise = tmp_path / "noise.model"

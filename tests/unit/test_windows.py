@@ -184,8 +184,7 @@ def test_answers_that_are_wholly_dropped_are_not_found(wordpiece):
 
 
 _MIXED = st.text(
-  "ae\u0301\u0302\u200d\u00ad\ufb03\u2026\ud55c\ud800 '.\u00a0",
-  max_size=20,
+  "ae\u0301\u0302\u200d\u00ad\ufb03\u2026\ud55c\ud800 '.\u00a0", max_size=20
 )
 
 
