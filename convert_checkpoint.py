@@ -86,7 +86,8 @@ def read_model(settings: ConversionSettings) -> Model:
       )
     named[path] = name
   # Equal shapes are checked while reading, what else must agree is below.
-  mean = checkpoint_weights.read([source.path for source in sources])
+  paths = [source.path for source in sources]
+  mean = checkpoint_weights.read(paths)
   first, *others = sources
   task = _task(first, mean.values)
   for path, other in zip(settings.input[1:], others, strict=True):
@@ -101,8 +102,7 @@ def read_model(settings: ConversionSettings) -> Model:
         f"{settings.input[0]} and {path} differ in {', '.join(differ)}: only "
         "checkpoints of one model have a mean"
       )
-  names = tuple(source.path for source in others)
-  return Model(first, task, mean.values, mean.left_out, names)
+  return Model(first, task, mean.values, mean.left_out, tuple(paths[1:]))
 
 
 def _task(source: Source, values: dict) -> dict:
@@ -135,9 +135,8 @@ def export(settings: ConversionSettings) -> list[str]:
     raise UserError(f"{source.path}: exported already; name a checkpoint")
   from interop import inference  # it loads TensorFlow
 
-  model = inference.open_checkpoint(
-    source, settings.signatures, settings.precision
-  )
+  flags = settings.signatures, settings.precision
+  model = inference.open_checkpoint(source, *flags)
   difference = inference.export(model, source, settings.output)
   lines = source.lines()
   for name in model.names():
@@ -197,9 +196,8 @@ def report(
   lacking = parts - counts.keys()
   missing = [part for part in weights.PRETRAINED_PARTS if part in lacking]
   if not source.vocabulary:
-    missing.append(
-      f"the vocabulary (give {kinds.VOCABULARY_FLAGS} for a tokenizer)"
-    )
+    flags = kinds.VOCABULARY_FLAGS
+    missing.append(f"the vocabulary (give {flags} for a tokenizer)")
   answers = model_source.assumed_answers(model.task, TASK_FILE)
   assumed = [*source.notes, *source.assumed_case, *answers]
   title = f"converted {source.path} ({source.chosen})"

@@ -94,22 +94,11 @@ class BertModel:
   """
 
   def __init__(
-    self,
-    config: BertConfig,
-    is_training,
-    input_ids,
-    input_mask=None,
-    token_type_ids=None,
-    use_one_hot_embeddings=False,
-    scope=None,
-    dropout_seed=None,
-    policy=mixed_precision.FP32,
-    recompute=(),
-    examples_per_sequence=1,
-    with_pooler=True,
-    slices=WHOLE,
-    positions=None,
-  ):
+    self, config: BertConfig, is_training, input_ids, input_mask=None,
+    token_type_ids=None, use_one_hot_embeddings=False, scope=None,
+    dropout_seed=None, policy=mixed_precision.FP32, recompute=(),
+    examples_per_sequence=1, with_pooler=True, slices=WHOLE, positions=None,
+  ):  # fmt: skip
     # The config is the caller's, so dropout is switched off in a copy.
     dropout = None if is_training else 0.0
     config = config.with_dropout(dropout, dropout)
@@ -118,14 +107,9 @@ class BertModel:
     if token_type_ids is None or config.type_vocab_size <= 1:
       token_type_ids = tf.zeros([batch_size, seq_length], tf.int32)
     layout = _layout(input_mask, seq_length, examples_per_sequence)
-    # Local layers of long rows need no [B, S, S] mask: they compare numbers.
-    numbers = None
-    if config.global_attn_every_n_layers > 1:
-      shape, packed = [batch_size, seq_length], examples_per_sequence > 1
-      numbers = attention.example_numbers(input_mask, shape, packed)
     masks = attention.masks(
-      config, layout.attention_mask, numbers, layout.position_ids, seq_length,
-      policy,
+      config, layout.attention_mask, input_mask, layout.position_ids,
+      [batch_size, seq_length], policy,
     )  # fmt: skip
     seed = hashed_seed(dropout_seed)
     layer = LayerConfig(config, policy, tuple(recompute), slices)
@@ -140,7 +124,9 @@ class BertModel:
       if with_pooler and config.pools_all_tokens:
         positions = None
       elif with_pooler and positions is not None:
-        firsts = layout.firsts(batch_size, positions.dtype)
+        firsts = tf.zeros([batch_size, 1], positions.dtype)
+        if layout.starts is not None:
+          firsts = tf.cast(layout.starts, positions.dtype)
         positions = tf.concat([positions, firsts], axis=1)
       with tf.variable_scope("encoder"):
         self.all_encoder_layers = encoder_layers(
@@ -153,28 +139,20 @@ class BertModel:
     """What the first layer reads, and its residual, None if it is the same."""
     config, norm = layer.bert, Norm.of(layer.bert)
     words, self.embedding_table = embedding_lookup(
-      input_ids,
-      config.vocab_size,
-      config.hidden_size,
-      config.initializer_range,
-      use_one_hot_embeddings=use_one_hot,
+      input_ids, config.vocab_size, config.hidden_size,
+      config.initializer_range, use_one_hot_embeddings=use_one_hot,
       slices=layer.slices,
-    )
+    )  # fmt: skip
     self.embedding_output = embedding_postprocessor(
-      words,
-      config.type_vocab_size > 0,
-      token_type_ids,
-      config.type_vocab_size,
+      words, config.type_vocab_size > 0, token_type_ids, config.type_vocab_size,
       use_position_embeddings=config.position_type == "absolute",
       initializer_range=config.initializer_range,
       max_position_embeddings=config.max_position_embeddings,
-      dropout_prob=config.dropout_after("embedding"),
-      dropout_seed=seed,
-      policy=layer.policy,
-      position_ids=layout.position_ids,
+      dropout_prob=config.dropout_after("embedding"), dropout_seed=seed,
+      policy=layer.policy, position_ids=layout.position_ids,
       norm=norm if config.embedding_norm else None,
       position_offset=config.position_offset,
-    )
+    )  # fmt: skip
     # A pre-layer-norm encoder without a norm of embeddings reads normalized
     # ones, but its residual is not normalized.
     if config.embedding_norm or not config.pre_layer_norm:
@@ -203,22 +181,17 @@ class BertModel:
       first = gather_indexes(last, layout.starts)
     if not layer.bert.has_pooler:
       return first
+    initializer = create_initializer(layer.bert.initializer_range)
     with tf.variable_scope("pooler"):
       return dense(
-        first,
-        layer.bert.hidden_size,
-        tf.tanh,
-        create_initializer(layer.bert.initializer_range),
-        dtype=layer.policy.heads,
-        activation_dtype=layer.policy.tanh,
-      )
+        first, layer.bert.hidden_size, tf.tanh, initializer,
+        dtype=layer.policy.heads, activation_dtype=layer.policy.tanh,
+      )  # fmt: skip
 
   def get_pooled_output(self):
-    """float [B * E, H], by the config's classifier_pooling.
+    """float [B * E, H], by the config's classifier_pooling; or None.
 
-    Each example's first token's output, dense and tanh; that output itself; or
-    the mean of its tokens' outputs. A missing example gets the sequence's first
-    token, or a mean of 0. None without a pooler.
+    A missing example gets the sequence's first token, or a mean of 0.
     """
     return self.pooled_output
 
@@ -227,10 +200,7 @@ class BertModel:
     return self.sequence_output
 
   def get_all_encoder_layers(self):
-    """List of float [B, S, H], from the first layer on.
-
-    With `positions` the last has those, and then where the pooler reads.
-    """
+    """[B, S, H] each; the last at `positions`, and where the pooler reads."""
     return self.all_encoder_layers
 
   def get_embedding_output(self):
@@ -263,12 +233,6 @@ class _Layout(NamedTuple):
     counts = tf.reshape(tf.reduce_sum(members, axis=2), [-1, 1])
     return totals / tf.maximum(counts, 1.0)
 
-  def firsts(self, batch_size, dtype):
-    """[B, E], the positions of the tokens that a pooler reads."""
-    if self.starts is None:
-      return tf.zeros([batch_size, 1], dtype)
-    return tf.cast(self.starts, dtype)
-
 
 def _layout(input_mask, seq_length, examples_per_sequence) -> _Layout:
   """What `input_mask`, as `BertModel` has it, says of rows."""
@@ -293,15 +257,9 @@ def _layout(input_mask, seq_length, examples_per_sequence) -> _Layout:
 
 
 def masked_lm_logits(
-  bert_config,
-  input_tensor,
-  output_weights,
-  positions,
-  policy=mixed_precision.FP32,
-  slices=WHOLE,
-  rows=None,
-  sampling=None,
-):
+  bert_config, input_tensor, output_weights, positions,
+  policy=mixed_precision.FP32, slices=WHOLE, rows=None, sampling=None,
+):  # fmt: skip
   """`Logits` [B * P, V or this slice's classes]; see `get_masked_lm_output`.
 
   Without `positions` they are of all of the input, [B, P, H]. Of these B * P
@@ -325,11 +283,9 @@ def masked_lm_logits(
       bias = tf.zeros([end - first])
     if not bert_config.tie_word_embeddings:
       output_weights = slices.get_variable(
-        "output_weights",
-        [words, bert_config.hidden_size],
-        create_initializer(bert_config.initializer_range),
-        axis=0,
-      )
+        "output_weights", [words, bert_config.hidden_size],
+        create_initializer(bert_config.initializer_range), axis=0,
+      )  # fmt: skip
     weights = tf.convert_to_tensor(output_weights)
     # Sampled classes are gathered from the table when labels are known.
     if sampling is not None:
@@ -357,14 +313,10 @@ def _transformed(hidden, bert_config, policy):
   """policy.heads [..., H]: a dense layer and a norm, one for all heads."""
   with tf.variable_scope("cls/predictions/transform", reuse=tf.AUTO_REUSE):
     hidden = dense(
-      hidden,
-      bert_config.hidden_size,
-      bert_config.hidden_act,
-      create_initializer(bert_config.initializer_range),
-      dtype=policy.heads,
-      activation_dtype=policy.gelu,
-      has_bias=bert_config.classifier_bias,
-    )
+      hidden, bert_config.hidden_size, bert_config.hidden_act,
+      create_initializer(bert_config.initializer_range), dtype=policy.heads,
+      activation_dtype=policy.gelu, has_bias=bert_config.classifier_bias,
+    )  # fmt: skip
     norm = Norm.of(bert_config)
     return layer_norm(hidden, None, policy.layer_norm, policy.heads, norm)
 
@@ -398,14 +350,10 @@ def next_sentence_logits(
 ):
   """`Logits` [B, 2]; see `get_next_sentence_output`."""
   with tf.variable_scope("cls/seq_relationship"):
-    weights = tf.get_variable(
-      "output_weights",
-      [2, bert_config.hidden_size],
-      initializer=create_initializer(bert_config.initializer_range),
-    )
-    bias = tf.get_variable(
-      "output_bias", [2], initializer=tf.zeros_initializer()
-    )
+    shape, zeros = [2, bert_config.hidden_size], tf.zeros_initializer()
+    initializer = create_initializer(bert_config.initializer_range)
+    weights = tf.get_variable("output_weights", shape, initializer=initializer)
+    bias = tf.get_variable("output_bias", [2], initializer=zeros)
     input_tensor = tf.cast(input_tensor, policy.heads)
     weights = tf.cast(weights, policy.heads)
     return Logits(tf.matmul(input_tensor, weights, transpose_b=True), bias)
@@ -473,7 +421,7 @@ def count_examples(batch):
 
 
 def _without_none(sums) -> dict:
-  """Name -> value of a NamedTuple, without those that are None."""
+  """Name -> value, without those that are None."""
   values = sums._asdict().items()
   return {name: value for name, value in values if value is not None}
 
@@ -494,23 +442,12 @@ class PretrainingSums(NamedTuple):
     return _without_none(self)
 
 
-def _rows_to_predict(weights):
-  """int32 [n]: rows of `weights`, [rows], with a weight, then a few without.
+def _predictions(batch):
+  """Labels, weights, and which rows of B * P, [n], they are of; None: all.
 
   A record has room for the most predictions it may need, and the vocabulary is
-  a large factor. n has 8 values at most, for each of which kernels compile.
+  a large factor: rows with a weight come first, then a few without.
   """
-  rows = get_shape_list(weights)[0]
-  # Eight sizes at most, each a multiple of _ROWS.
-  step = -(-rows // (8 * _ROWS)) * _ROWS
-  is_used = tf.cast(weights > 0, tf.int32)
-  _, used_first = tf.math.top_k(is_used, rows)  # of equals the first first
-  steps = tf.maximum(1, -(-tf.reduce_sum(is_used) // step))
-  return used_first[: tf.minimum(rows, steps * step)]
-
-
-def _predictions(batch):
-  """Labels, weights, and which rows of B * P, [n], they are of; None: all."""
   dynamic = jit.takes_dynamic_shapes()
   # Batches come from the CPU: a GPU does not wait for the number of rows.
   with tf.device("/cpu:0" if dynamic else ""):
@@ -518,14 +455,15 @@ def _predictions(batch):
     weights = batch.masked_lm_weights * batch.example_weights[:, tf.newaxis]
     if not dynamic:
       return labels, weights, None
-    labels, weights = (tf.reshape(x, [-1]) for x in (labels, weights))
-    rows = _rows_to_predict(weights)
+    labels, weights = tf.reshape(labels, [-1]), tf.reshape(weights, [-1])
+    rows = get_shape_list(weights)[0]
+    # n has 8 values at most, multiples of _ROWS: kernels compile for each.
+    step = -(-rows // (8 * _ROWS)) * _ROWS
+    is_used = tf.cast(weights > 0, tf.int32)
+    _, used_first = tf.math.top_k(is_used, rows)  # of equals the first first
+    steps = tf.maximum(1, -(-tf.reduce_sum(is_used) // step))
+    rows = used_first[: tf.minimum(rows, steps * step)]
     return tf.gather(labels, rows), tf.gather(weights, rows), rows
-
-
-def _weighted_sums(logits, labels, weights, policy):
-  losses, correct = logits.losses_and_correct(labels, policy)
-  return weighted_sums(losses, correct, tf.reshape(weights, [-1]))
 
 
 def weighted_sums(losses, correct, weights):
@@ -533,57 +471,37 @@ def weighted_sums(losses, correct, weights):
 
   All are of one shape, or `correct` is None, and so is its sum.
   """
-  loss = weights * losses
-  right = None if correct is None else weights * correct
-  loss = tf.reduce_sum(loss)
-  if right is not None:
-    right = tf.reduce_sum(right)
+  loss = tf.reduce_sum(weights * losses)
+  right = None if correct is None else tf.reduce_sum(weights * correct)
   return loss, right, tf.reduce_sum(weights)
 
 
 def pretraining_model(
-  batch,
-  config,
-  is_training,
-  dropout_seed=None,
-  policy=mixed_precision.FP32,
-  recompute=(),
-  slices=WHOLE,
-  next_sentence=True,
-  sampling=None,
-):
+  batch, config, is_training, dropout_seed=None, policy=mixed_precision.FP32,
+  recompute=(), slices=WHOLE, next_sentence=True, sampling=None,
+):  # fmt: skip
   """The heads' sums; arguments as in `BertModel`, one batch for all slices.
 
   Without `next_sentence` the model has neither that head nor the pooler. With
   a `Sampling` the masked LM's loss and what is correct are estimates.
   """
   model = BertModel(
-    config,
-    is_training,
-    batch.input_ids,
-    batch.input_mask,
-    batch.segment_ids,
+    config, is_training, batch.input_ids, batch.input_mask, batch.segment_ids,
     scope="bert",  # by name, so that an evaluation graph can reuse it
-    dropout_seed=dropout_seed,
-    policy=policy,
-    recompute=recompute,
+    dropout_seed=dropout_seed, policy=policy, recompute=recompute,
     examples_per_sequence=batch.next_sentence_labels.shape[1],
-    with_pooler=next_sentence,
-    slices=slices,
+    with_pooler=next_sentence, slices=slices,
     positions=batch.masked_lm_positions,
-  )
+  )  # fmt: skip
   labels, weights, rows = _predictions(batch)
   logits = masked_lm_logits(
-    config,
-    model.get_sequence_output(),
-    model.get_embedding_table(),
+    config, model.get_sequence_output(), model.get_embedding_table(),
     None,  # all of it: the model has these positions only
-    policy,
-    slices,
-    rows,
-    sampling,
-  )
-  masked_loss, right, weight = _weighted_sums(logits, labels, weights, policy)
+    policy, slices, rows, sampling,
+  )  # fmt: skip
+  losses, correct = logits.losses_and_correct(labels, policy)
+  weights = tf.reshape(weights, [-1])
+  masked_loss, right, weight = weighted_sums(losses, correct, weights)
   tokens = tf.reduce_sum(tf.cast(batch.input_mask > 0, tf.float32), axis=1)
   tokens = tf.reduce_sum(tokens * batch.example_weights)
   exist = _example_weights(batch)
@@ -593,7 +511,9 @@ def pretraining_model(
   pooled = head_features(model.get_pooled_output(), config, policy)
   logits = next_sentence_logits(config, pooled, policy)
   labels = batch.next_sentence_labels
-  loss, correct, examples = _weighted_sums(logits, labels, exist, policy)
+  losses, correct = logits.losses_and_correct(labels, policy)
+  exist = tf.reshape(exist, [-1])
+  loss, correct, examples = weighted_sums(losses, correct, exist)
   return PretrainingSums(
     masked_loss, right, weight, examples, tokens, loss, correct
   )
@@ -651,10 +571,9 @@ def finetuning_loss(sums: FinetuningSums, weight: tf.Tensor) -> tf.Tensor:
 
 
 def get_assignment_map_from_checkpoint(tvars, init_checkpoint):
-  """A dict for tf.train.init_from_checkpoint, and a dict of names.
+  """(name of `tvars` there -> itself, those names with and without ":0").
 
-  The first maps each name in the checkpoint that `tvars` have to itself; the
-  second has those names with and without ":0".
+  The first is for tf.train.init_from_checkpoint.
   """
   wanted = {variable.op.name for variable in tvars}
   assignment_map, initialized = {}, {}

@@ -88,7 +88,7 @@ def encode(
     **parts,
   )
   rate = config.bert.hidden_dropout_prob if is_training else 0.0
-  dropout = (rate, encoder.head_dropout_seed(dropout_seed))
+  dropout = (rate, layers.dropout_site_seed(dropout_seed, encoder.HEAD_SITE))
   return HeadInput(model, config.bert, policy, task.outputs, dropout=dropout)
 
 

@@ -67,11 +67,7 @@ def write(
   licence: str,
   languages: Sequence[str],
 ) -> None:
-  """Writes the card of a model that goes to `folder`.
-
-  `inputs` are its checkpoints, `config` is its config.json, `task` its
-  task.json.
-  """
+  """Writes a model's card: of its checkpoints, config.json and task.json."""
   architecture = config["architectures"][0]
   _, _, use = architecture.partition("For")
   pipeline = _PIPELINES.get(use, "feature-extraction")
@@ -86,7 +82,7 @@ def write(
   for key, value in header.items():
     if value:
       lines.append(f"{key}: {json.dumps(value)}")
-  lines += ["---", "", f"# {os.path.basename(os.path.abspath(folder))}", ""]
+  lines += ["---", "", f"# {folder}", ""]
   lines.append(
     f"{architecture} with {config['num_hidden_layers']} layers of "
     f"{config['hidden_size']}, {config['num_attention_heads']} heads, "
@@ -97,8 +93,8 @@ def write(
     lines.append(f"Labels: {', '.join(map(_cell, task['labels']))}.")
   if licence == "unknown":
     lines += ["", "The licence is not stated: set `license` above."]
-  reads = _READS.get(pipeline, '"..."')
-  lines += ["", "## Use", "", _USE.format(pipeline, reads)]
+  use = _USE.format(pipeline, _READS.get(pipeline, '"..."'))
+  lines += ["", "## Use", "", use]
   # All below comes from the run's files, if the weights still lie beside them.
   about = description.read(os.path.dirname(inputs[0]))
   run = about.start_of(checkpoint_files.step_of(inputs[0]))
@@ -178,9 +174,7 @@ def _training(inputs: Sequence[str], run: dict) -> Iterator[tuple]:
   yield "started from other weights", bool(others)
 
 
-def _results(
-  inputs: Sequence[str], about: Description, run: dict
-) -> Iterator[tuple]:
+def _results(inputs: Sequence[str], about: Description, run: dict):
   """The evaluation of these very weights; a mean of several has none."""
   held_out = description.is_held_out(run, about.record_files)
   # Evaluations of other updates say nothing of these weights.

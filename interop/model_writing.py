@@ -112,39 +112,28 @@ def write_folder(
   labels = model.task.get("labels") or huggingface_config.stand_ins(outputs)
   # What Hugging Face cannot say is refused before anything is written.
   config = huggingface_config.to_huggingface_config(
-    bert,
-    heads_of(bert, model.values),
-    source.path,
-    labels if outputs else (),
+    bert, heads_of(bert, model.values), source.path, labels if outputs else (),
     encoder.special_ids() if encoder else None,
-  )
+  )  # fmt: skip
   tensors = huggingface_weights.to_huggingface(model.values, bert, source.path)
   with new_folder(folder) as aside:
     huggingface_weights.write_tensors(aside, tensors)
-    json_files.write(
-      os.path.join(aside, huggingface_config.CONFIG_FILE), config
-    )
+    path = os.path.join(aside, huggingface_config.CONFIG_FILE)
+    json_files.write(path, config)
     json_files.write(os.path.join(aside, TASK_FILE), model.task_content)
     model_card.write(
       os.path.join(aside, model_card.CARD_FILE),
       os.path.basename(os.path.abspath(folder)),
-      [source.path, *model.others],
-      config,
-      model.task,
-      sum(value.size for value in model.values.values()),
-      licence,
-      languages,
-    )
+      [source.path, *model.others], config, model.task,
+      sum(value.size for value in model.values.values()), licence, languages,
+    )  # fmt: skip
     if encoder:
       for file, content in model.vocabulary.items():
         files.write(os.path.join(aside, file), content)
-      most = bert.max_position_embeddings
+      length = model.task.get("max_seq_length", bert.max_position_embeddings)
       has_segments = bert.type_vocab_size > 1
+      pairs = model.task.get("segment_ids", True) and has_segments
       tokenizer_files.write_tokenizer(
-        aside,
-        encoder,
-        model.task.get("max_seq_length", most),
-        model.task.get("segment_ids", True) and has_segments,
-        has_segments,
+        aside, encoder, length, pairs, has_segments
       )
   return [os.path.join(folder, name) for name in sorted(os.listdir(folder))]

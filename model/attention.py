@@ -46,26 +46,15 @@ def mask_bias(attention_mask: tf.Tensor | None, policy: Policy) -> tf.Tensor:
   return (1.0 - mask) * MASKED_SCORE
 
 
-def example_numbers(input_mask, shape: list, packed: bool) -> tuple:
-  """int32 [B, S] of queries and of keys: equal numbers attend to each other.
-
-  `input_mask` is `modeling.BertModel`'s, or None; `shape` is [B, S].
-  """
-  ones = tf.ones(shape, tf.int32)
-  if input_mask is None:
-    return ones, ones
-  keys = tf.cast(input_mask, tf.int32)
-  return (keys if packed else ones), keys
-
-
 def masks(
-  bert: BertConfig, attention_mask, numbers, position_ids, seq_length, policy
+  bert: BertConfig, attention_mask, input_mask, position_ids, shape, policy
 ) -> tuple:
   """(the `Mask` of global layers, that of local ones or None).
 
-  `numbers` are `example_numbers`, which only local layers need; `position_ids`
-  int [B, S], or None if each row has 0 to S - 1.
+  `input_mask` is `modeling.BertModel`'s; `position_ids` are int [B, S], or None
+  if each row has 0 to S - 1, and one example; `shape` is [B, S].
   """
+  seq_length = shape[1]
   rotary: list = [None, None]
   if bert.position_type == "rotary":
     thetas = bert.global_rope_theta, bert.local_rope_theta
@@ -73,14 +62,19 @@ def masks(
   global_mask = Mask(mask_bias(attention_mask, policy), rotary[0])
   if bert.global_attn_every_n_layers == 1:
     return global_mask, None
+  # Of long rows local layers need no [B, S, S] mask: a token attends to those
+  # of its own number.
+  queries = keys = tf.ones(shape, tf.int32)
+  if input_mask is not None:
+    keys = tf.cast(input_mask, tf.int32)
+    queries = queries if position_ids is None else keys
   reach = bert.local_attention // 2  # tokens on each side of a token
   block = block_of(bert, seq_length)
   if block:
-    bias = _block_bias(numbers, reach, block, policy)
+    bias = _block_bias(queries, keys, reach, block, policy)
     return global_mask, Mask(bias, rotary[1], block)
   index = tf.range(seq_length)
   is_local = tf.abs(index[:, tf.newaxis] - index) <= reach
-  queries, keys = numbers
   is_together = tf.equal(queries[:, :, tf.newaxis], keys[:, tf.newaxis])
   return global_mask, Mask(mask_bias(is_together & is_local, policy), rotary[1])
 
@@ -119,9 +113,8 @@ def rotary_tables(
   return tuple(tables)
 
 
-def _block_bias(numbers, reach: int, block: int, policy: Policy) -> tf.Tensor:
+def _block_bias(queries, keys, reach: int, block: int, policy: Policy):
   """The bias of a `Mask` of blocks: equal numbers, at most `reach` away."""
-  queries, keys = numbers
   # Numbers begin with 1 here. What fills up the last block, and what stands
   # beside the outermost blocks, has 0 as a key, which no query has.
   queries = _in_blocks(queries, block, axis=1) + 1
@@ -158,10 +151,13 @@ def attention(
   Heads are [B, N, F, D] of queries, [B, N or fewer, T, D] of keys and values,
   each for as many heads of queries. Returns [B * F, N * D].
   """
+  bert, slices = config.bert, config.slices
   _, own_heads, length, size_per_head = query.shape.as_list()
-  seed, keep_prob = dropout_arguments(
-    config.bert.attention_probs_dropout_prob, seed
-  )
+  seed, keep_prob = dropout_arguments(bert.attention_probs_dropout_prob, seed)
+  part = None  # (first, all) of a slice's heads
+  if slices.size > 1:
+    count = bert.num_attention_heads
+    part = slices.bounds(count)[0], count
 
   def attend(query, key, value):
     readers = own_heads // key.shape.as_list()[1]
@@ -182,7 +178,7 @@ def attention(
       scale=1.0 / math.sqrt(size_per_head),
       keep_prob=keep_prob,
       dtype=config.policy.softmax,
-      heads=config.own_heads,
+      heads=part,
     )
     context = tf.matmul(probs, value)
     if mask.block:

@@ -5,6 +5,7 @@
 
 import functools
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import mixed_precision
@@ -28,7 +29,6 @@ from model.layers import (
   get_shape_list,
   layer_norm,
   norm_weights,
-  normalized,
   reshape_from_matrix,
   reshape_to_matrix,
   site_seeds,
@@ -36,41 +36,26 @@ from model.layers import (
 from model.tensor_parallel import WHOLE
 from xla_patches import jit
 
-# What the backward pass can compute again instead of keeping it: the
-# activation's result (I numbers for each token), the scores and probabilities
-# of attention (2 N S), a post layer norm's arguments (2 H), or a whole layer.
-
 # The numbers of the model's dropout call sites, see `dropout_site_seed`.
 _EMBEDDING_SITE = 0
-_HEAD_SITE = -1  # a fine-tuning head's, for any number of layers
+HEAD_SITE = -1  # a fine-tuning head's, for any number of layers
 _SITES_PER_LAYER = 3  # attention probabilities, its output, the layer's output
 
 
-def head_dropout_seed(dropout_seed):
-  """The seed of a fine-tuning head's dropout, of the model's."""
-  return dropout_site_seed(dropout_seed, _HEAD_SITE)
-
-
 def embedding_lookup(
-  input_ids,
-  vocab_size,
-  embedding_size=128,
-  initializer_range=0.02,
-  word_embedding_name="word_embeddings",
-  use_one_hot_embeddings=False,
+  input_ids, vocab_size, embedding_size=128, initializer_range=0.02,
+  word_embedding_name="word_embeddings", use_one_hot_embeddings=False,
   slices=WHOLE,
-):
+):  # fmt: skip
   """(float [B, S, K * H], the table) for int ids [B, S, K], or [B, S].
 
   The table, [V, H], has this slice's rows only.
   """
   if input_ids.shape.ndims == 2:
     input_ids = tf.expand_dims(input_ids, -1)
+  shape, initializer = [vocab_size, embedding_size], create_initializer
   table = slices.get_variable(
-    word_embedding_name,
-    [vocab_size, embedding_size],
-    create_initializer(initializer_range),
-    axis=0,
+    word_embedding_name, shape, initializer(initializer_range), axis=0
   )
   flat_ids = tf.reshape(input_ids, [-1])
   rows = table.shape[0]
@@ -93,33 +78,14 @@ def embedding_lookup(
   return output, table
 
 
-def _positions(table, position_ids, seq_length, offset: int):
-  """[B, S, H] of `position_ids`, [B, S]; of None [S, H], the same for all B."""
-  width = table.shape[1]
-  if position_ids is None:
-    return tf.slice(table, [offset, 0], [seq_length, width])
-  flat_ids = tf.reshape(position_ids + offset, [-1])
-  positions = kernels.gather_rows(table, flat_ids)
-  return tf.reshape(positions, [-1, seq_length, width])
-
-
 def embedding_postprocessor(
-  input_tensor,
-  use_token_type=False,
-  token_type_ids=None,
-  token_type_vocab_size=16,
-  token_type_embedding_name="token_type_embeddings",
-  use_position_embeddings=True,
-  position_embedding_name="position_embeddings",
-  initializer_range=0.02,
-  max_position_embeddings=512,
-  dropout_prob=0.1,
-  dropout_seed=None,
-  policy=mixed_precision.FP32,
-  position_ids=None,
-  norm=BERTS_NORM,
-  position_offset=0,
-):
+  input_tensor, use_token_type=False, token_type_ids=None,
+  token_type_vocab_size=16, token_type_embedding_name="token_type_embeddings",
+  use_position_embeddings=True, position_embedding_name="position_embeddings",
+  initializer_range=0.02, max_position_embeddings=512, dropout_prob=0.1,
+  dropout_seed=None, policy=mixed_precision.FP32, position_ids=None,
+  norm=BERTS_NORM, position_offset=0,
+):  # fmt: skip
   """Adds segment and position embeddings, then layer norm and dropout.
 
   The input is float [B, S, H], the result policy.attention [B, S, H]. Without
@@ -129,14 +95,14 @@ def embedding_postprocessor(
   """
   batch_size, seq_length, width = get_shape_list(input_tensor, expected_rank=3)
   initializer = create_initializer(initializer_range)
-  table = lambda name, rows: tf.get_variable(
-    name, [rows, width], initializer=initializer
-  )
+  table = functools.partial(tf.get_variable, initializer=initializer)
   output = tf.cast(input_tensor, policy.embeddings)
   if use_token_type:
     if token_type_ids is None:
       raise ValueError("use_token_type needs token_type_ids, which are None")
-    type_table = table(token_type_embedding_name, token_type_vocab_size)
+    type_table = table(
+      token_type_embedding_name, [token_type_vocab_size, width]
+    )
     # A table of few rows: the matmul's gradient beats a scatter's.
     one_hot = tf.one_hot(
       tf.reshape(token_type_ids, [-1]), token_type_vocab_size
@@ -151,10 +117,15 @@ def embedding_postprocessor(
         f"max_position_embeddings {max_position_embeddings}"
       )
     rows = position_offset + max_position_embeddings
-    position_table = table(position_embedding_name, rows)
-    positions = _positions(
-      position_table, position_ids, seq_length, position_offset
-    )
+    position_table = table(position_embedding_name, [rows, width])
+    if position_ids is None:  # [S, H], the same for all B
+      positions = tf.slice(
+        position_table, [position_offset, 0], [seq_length, width]
+      )
+    else:
+      flat_ids = tf.reshape(position_ids + position_offset, [-1])
+      positions = kernels.gather_rows(position_table, flat_ids)
+      positions = tf.reshape(positions, [-1, seq_length, width])
     output += tf.cast(positions, policy.embeddings)
   if norm is not None:
     output = layer_norm(output, None, policy.embeddings, policy.attention, norm)
@@ -165,22 +136,13 @@ def embedding_postprocessor(
 class LayerWeights(NamedTuple):
   """A layer's weights as its matmuls read them: of their types."""
 
-  # (scopes, weights): each matmul of heads, and what it computes.
-  projections: list[tuple[list[str], Weights]]
-  attention_output: Weights
-  attention_norm: tuple  # gamma and beta, float32 [H]
-  intermediate: Weights
-  gate: Weights | None
-  output: Weights
-  output_norm: tuple
+  groups: list[list[str]]  # scopes whose matrices stand side by side
+  dense: dict[str, Weights]  # by the scope, or the first one of a group
+  norms: list[tuple]  # gamma and beta, float32 [H], of both blocks
 
 
 def layer_weights(config: LayerConfig, groups: list[list[str]]) -> LayerWeights:
-  """Makes a layer's variables, and of them what its matmuls read.
-
-  `groups` are `_head_groups`, lists of scopes whose matrices stand side by
-  side, because one matmul reads them.
-  """
+  """Makes a layer's variables; `groups` are `_head_groups`."""
   bert, variables = config.bert, {}
   for layer in weights.dense_layers(bert):
     deviation = bert.initializer_range
@@ -200,8 +162,7 @@ def layer_weights(config: LayerConfig, groups: list[list[str]]) -> LayerWeights:
       norms.append(norm_weights(bert.hidden_size, Norm.of(bert)))
 
   # For a GPU one program casts and joins all of them.
-  grouped = {name for group in groups for name in group}
-  rest = [[name] for name in variables if name not in grouped]
+  rest = [[name] for name in variables if name not in sum(groups, [])]
   matrices, biases = [], []
   for group in [*groups, *rest]:
     kernel, bias, dtypes = zip(*map(variables.get, group), strict=True)
@@ -214,15 +175,7 @@ def layer_weights(config: LayerConfig, groups: list[list[str]]) -> LayerWeights:
   for name, matrix in matrix_of.items():
     has_bias = variables[name][1] is not None
     read[name] = Weights(matrix, next(joined) if has_bias else None)
-  return LayerWeights(
-    [(group, read[group[0]]) for group in groups],
-    read[weights.ATTENDED],
-    norms[0],
-    read[weights.WIDE],
-    read.get(weights.GATE),
-    read[weights.NARROW],
-    norms[1],
-  )
+  return LayerWeights(groups, read, norms)
 
 
 class Queries(NamedTuple):
@@ -286,7 +239,8 @@ def attention_block(
     copied = slices.copy_to_group(hidden)
     # queries [B, N, F, D], keys and values [B, N / readers, S, D]
     heads: list = []
-    for group, projection in layer.projections:
+    for group in layer.groups:
+      projection = layer.dense[group[0]]
       rows, length, count = copied, queries.length, end - first
       if group[0] != weights.QUERY:
         count //= readers
@@ -308,17 +262,12 @@ def attention_block(
   if mask.block:
     context = queries.rows(context)
   with tf.variable_scope("attention/output"):
+    kernel, bias = layer.dense[weights.ATTENDED]
     return _add_and_norm(
-      tf.matmul(context, layer.attention_output.kernel),
-      layer.attention_output.bias,
-      residual,
-      layer.attention_norm,
-      bert.dropout_after("attention_output"),
-      seeds[1],
-      config.policy.feed_forward,
-      config,
-      twice=True,
-    )
+      tf.matmul(context, kernel), bias, residual, layer.norms[0],
+      bert.dropout_after("attention_output"), seeds[1],
+      config.policy.feed_forward, config, twice=True,
+    )  # fmt: skip
 
 
 def feed_forward_block(
@@ -333,11 +282,11 @@ def feed_forward_block(
   copied = config.slices.copy_to_group(hidden)
   gate, gate_bias = None, None
   with tf.name_scope("intermediate"):
-    # [rows, I / slices]
-    wide = tf.matmul(copied, layer.intermediate.kernel)
-    if layer.gate is not None:
-      gate_kernel, gate_bias = layer.gate
-      gate = tf.matmul(copied, gate_kernel)
+    kernel, wide_bias = layer.dense[weights.WIDE]
+    wide = tf.matmul(copied, kernel)  # [rows, I / slices]
+    if bert.gated:
+      kernel, gate_bias = layer.dense[weights.GATE]
+      gate = tf.matmul(copied, kernel)
 
   def narrow(wide, bias, gate, gate_bias, kernel):
     active = activated(wide, bias, bert.hidden_act, policy.gelu)
@@ -345,21 +294,16 @@ def feed_forward_block(
       gate = kernels.add_bias(gate, gate_bias)
     return tf.matmul(active if gate is None else active * gate, kernel)
 
+  kernel, bias = layer.dense[weights.NARROW]
   with tf.name_scope("output"):
     product = config.recomputing("gelu", narrow)(
-      wide, layer.intermediate.bias, gate, gate_bias, layer.output.kernel
+      wide, wide_bias, gate, gate_bias, kernel
     )
   with tf.variable_scope("output"):
     return _add_and_norm(
-      product,
-      layer.output.bias,
-      residual,
-      layer.output_norm,
-      bert.hidden_dropout_prob,
-      seed,
-      policy.attention,
-      config,
-    )
+      product, bias, residual, layer.norms[1], bert.hidden_dropout_prob, seed,
+      policy.attention, config,
+    )  # fmt: skip
 
 
 def _add_and_norm(
@@ -372,33 +316,22 @@ def _add_and_norm(
   """
   output = config.slices.reduce_from_group(product)
   seed, keep_prob = dropout_arguments(dropout_prob, seed)
-  dtype, norm = config.policy.layer_norm, Norm.of(config.bert)
-  static: dict = dict(keep_prob=keep_prob, dtype=dtype)
-  types = dict(types=(output.dtype, residual.dtype))
+  dtype, types = config.policy.layer_norm, (output.dtype, residual.dtype)
+  norm = dict(**Norm.of(config.bert).computed_in(dtype), store=reader)
   if config.bert.pre_layer_norm:
     # The residual is the sum before the norm, not after it.
     total, residual = kernels.dropout_and_add(
-      output, residual, seed, bias, twice=True, **static, **types
-    )
-    output = normalized(
-      kernels.layer_norm, [total], norm_variables, norm=norm, dtype=dtype,
-      store_dtype=reader,
+      output, residual, seed, bias, twice=True, keep_prob=keep_prob,
+      dtype=dtype, types=types,
     )  # fmt: skip
-    return output, residual
-  kernel = kernels.add_and_norm
+    return kernels.layer_norm(total, *norm_variables, **norm), residual
+  kernel: Callable = kernels.add_and_norm
   if "layer_norm" in config.recompute:
-    kernel, static = kernels.invertible_add_and_norm, static | types
-  result = normalized(
-    kernel,
-    [output, residual],
-    norm_variables,
-    seed,
-    bias,
-    norm=norm,
-    store_dtype=reader,
-    twice=twice,
-    **static,
-  )
+    kernel = functools.partial(kernels.invertible_add_and_norm, types=types)
+  result = kernel(
+    output, residual, *norm_variables, seed, bias, keep_prob=keep_prob,
+    twice=twice, **norm,
+  )  # fmt: skip
   # With `twice` they are two tensors, so that no op adds up their gradients.
   # A layer gives one, which google/bert's users may differentiate by.
   return result if twice else (result, result)
@@ -486,21 +419,12 @@ def create_attention_mask_from_input_mask(from_tensor, to_mask):
 
 
 def attention_layer(
-  from_tensor,
-  to_tensor,
-  attention_mask=None,
-  num_attention_heads=1,
-  size_per_head=512,
-  query_act=None,
-  key_act=None,
-  value_act=None,
-  attention_probs_dropout_prob=0.0,
-  initializer_range=0.02,
-  do_return_2d_tensor=False,
-  batch_size=None,
-  from_seq_length=None,
+  from_tensor, to_tensor, attention_mask=None, num_attention_heads=1,
+  size_per_head=512, query_act=None, key_act=None, value_act=None,
+  attention_probs_dropout_prob=0.0, initializer_range=0.02,
+  do_return_2d_tensor=False, batch_size=None, from_seq_length=None,
   to_seq_length=None,
-):
+):  # fmt: skip
   """`attention` by google/bert's arguments: float32 [B, F, N * D].
 
   Tensors of rank 2, [B * F, from width] and [B * T, to width], need batch_size
@@ -548,18 +472,12 @@ def attention_layer(
 
 
 def transformer_model(
-  input_tensor,
-  attention_mask=None,
-  hidden_size=768,
-  num_hidden_layers=12,
-  num_attention_heads=12,
-  intermediate_size=3072,
-  intermediate_act_fn=kernels.gelu,
-  hidden_dropout_prob=0.1,
-  attention_probs_dropout_prob=0.1,
-  initializer_range=0.02,
+  input_tensor, attention_mask=None, hidden_size=768, num_hidden_layers=12,
+  num_attention_heads=12, intermediate_size=3072,
+  intermediate_act_fn=kernels.gelu, hidden_dropout_prob=0.1,
+  attention_probs_dropout_prob=0.1, initializer_range=0.02,
   do_return_all_layers=False,
-):
+):  # fmt: skip
   """`encoder_layers` by google/bert's arguments: the last output, or all."""
   bert = BertConfig(
     vocab_size=1,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import reprlib
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -69,7 +70,7 @@ def to_huggingface_config(
       is_one = len(labels) == 1
       content["problem_type"] = _REGRESSION if is_one else _SINGLE_LABEL
     content["id2label"] = {str(i): label for i, label in enumerate(labels)}
-    content["label2id"] = {label: i for i, label in enumerate(labels)}
+    content["label2id"] = dict(zip(labels, range(len(labels)), strict=True))
   return content
 
 
@@ -140,8 +141,14 @@ def from_huggingface_config(content: dict, source: str) -> ReadConfig:
   except ValueError as e:
     raise UserError(f"{source}: {e}: this model cannot be converted") from e
   config = BertConfig.from_dict(values, source)
-  for problem in kind.contradictions(content, config):
-    raise UserError(f"{source}: {problem}: this model cannot be converted")
+  known = {**kind.checked, **kind.write(config, {})}
+  for name, default in kind.checked.items():
+    value = content.get(name, default)
+    if value not in (None, known[name]):
+      raise UserError(
+        f"{source}: {name} is {reprlib.repr(value)}, not {known[name]!r}: this "
+        "model cannot be converted"
+      )
   names = content.get("architectures") or []
   names = names if isinstance(names, list) else [names]
   for name in names:
@@ -152,15 +159,9 @@ def from_huggingface_config(content: dict, source: str) -> ReadConfig:
       )
   # What nothing here knows is reported: it may be what makes the model differ.
   read = {key.name for key in kind.keys.values()} | {*vars(config)}
-  left_out = {*content} - read - _WITHOUT_EFFECT - {*kind.checked}
-  return ReadConfig(
-    kind,
-    config,
-    _labels(content, source),
-    sorted(left_out),
-    content.get("problem_type"),
-    names,
-  )
+  left_out = sorted({*content} - read - _WITHOUT_EFFECT - {*kind.checked})
+  labels, problem_type = _labels(content, source), content.get("problem_type")
+  return ReadConfig(kind, config, labels, left_out, problem_type, names)
 
 
 def _labels(content: dict, source: str) -> list[str] | None:

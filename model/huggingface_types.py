@@ -6,8 +6,7 @@ configuration_*.py and modeling_*.py, https://github.com/huggingface/transformer
 """
 
 import collections
-import reprlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from config.bert_config import BertConfig
@@ -123,14 +122,6 @@ class ModelType:
     content = self.complete(content)
     values = {k: key.decode(content[key.name]) for k, key in self.keys.items()}
     return {**self.implied, **values}
-
-  def contradictions(self, content: dict, config: BertConfig) -> Iterator[str]:
-    """What of a config.json is not `config`, as it is read, for people."""
-    known = {**self.checked, **self.write(config, {})}
-    for name, default in self.checked.items():
-      value = content.get(name, default)
-      if value not in (None, known[name]):
-        yield f"{name} is {reprlib.repr(value)}, not {known[name]!r}"
 
   def unsaid(
     self, config: BertConfig, heads: Sequence[Head], ids: dict[str, int]

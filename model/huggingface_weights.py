@@ -72,9 +72,7 @@ def count_parts(
   return counts
 
 
-def _check_pooler(
-  parts: Iterable[str], config: BertConfig, source: str
-) -> None:
+def _check_pooler(parts: Iterable[str], config: BertConfig, source: str):
   """Refuses a classifier of texts without the pooler that it reads."""
   if config.has_pooler and w.CLASSIFIER in parts and w.POOLER not in parts:
     raise DataError(
@@ -118,10 +116,7 @@ def _joined(
   weights: Sequence[Weight], values: Mapping[str, np.ndarray]
 ) -> np.ndarray:
   """Hugging Face's tensor of our weights."""
-  parts = []
-  for weight in weights:
-    value = values[weight.name]
-    parts.append(value.T if weight.is_kernel else value)
+  parts = [values[w.name].T if w.is_kernel else values[w.name] for w in weights]
   # safetensors writes the memory as it is, so it must be contiguous.
   whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
   return np.ascontiguousarray(whole)
@@ -132,9 +127,7 @@ def _parted(
 ) -> Iterator[tuple[str, np.ndarray]]:
   """Our weights of Hugging Face's tensor, by name."""
   # Theirs may join several of ours along its rows, which are our columns.
-  rows = []
-  for weight in weights:
-    rows.append(weight.shape[1] if weight.is_kernel else weight.shape[0])
+  rows = [weight.shape[1 if weight.is_kernel else 0] for weight in weights]
   ends = np.cumsum(rows[:-1], dtype=int)
   parts = np.split(np.atleast_1d(tensor), ends)
   for weight, part in zip(weights, parts, strict=True):
@@ -205,10 +198,7 @@ def _named(
         "cannot be converted"
       )
     elif not np.isfinite(value).all():
-      raise DataError(
-        f"{source}: {name} holds values that are not finite: such a model "
-        "cannot answer"
-      )
+      raise DataError(f"{source}: {name} holds values that are not finite")
     else:
       named[full] = value
   return named, left_out

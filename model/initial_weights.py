@@ -5,10 +5,9 @@ frequent words are, then that neighbours matter, and for long which words are
 alike. With `informed` it knows that:
 
 - The masked LM's output bias is the log of each token's frequency
-  (https://arxiv.org/abs/2212.09686). With a bias of 0 the embeddings of all
-  rare words get the same small gradient. Adam divides it by its size and moves
-  them at the full rate, until all embeddings point the same way
-  (https://arxiv.org/abs/2502.08441).
+  (https://arxiv.org/abs/2212.09686). With a bias of 0 all rare words get the
+  same small gradient, and Adam moves their embeddings at the full rate until
+  all point the same way (https://arxiv.org/abs/2502.08441).
 - Word embeddings are factors of how often words and their neighbours stand
   together, so that words with like neighbours are close together
   (https://aclanthology.org/P15-1124/).
@@ -56,10 +55,8 @@ def informed(
   `log_frequencies` is [V], in nats; `neighbours` [V, ...], how often a word
   stood with each context. The hidden size must be even.
   """
-  console.tell(
-    f"factorising {neighbours.nnz:,} counts of neighbours into word embeddings "
-    "..."
-  )
+  counts = f"{neighbours.nnz:,} counts of neighbours"
+  console.tell(f"factorising {counts} into word embeddings ...")
   hidden = config.hidden_size
   words = word_embeddings(neighbours, hidden, seed)
   words = words * (_WORD_SCALE * config.initializer_range)
@@ -116,10 +113,8 @@ def word_embeddings(
   rng = np.random.default_rng([seed, hidden])
   roots = neighbours.sqrt()
   r, c = roots.sum(axis=1), roots.sum(axis=0)
-  over_rows, over_columns = (
-    sparse.diags_array(1.0 / np.sqrt(np.where(total > 0, total, 1.0)))
-    for total in (r, c)
-  )
+  over_rows = sparse.diags_array(1.0 / np.sqrt(np.where(r > 0, r, 1.0)))
+  over_columns = sparse.diags_array(1.0 / np.sqrt(np.where(c > 0, c, 1.0)))
   scaled = over_rows @ roots @ over_columns
   factors = np.zeros([len(r), hidden], np.float32)
   wanted = min(hidden + 1, *scaled.shape)
@@ -143,9 +138,8 @@ def word_embeddings(
   weight = number / (number + _FEW_NEIGHBOURS)
   weight *= rotated.any(axis=1, keepdims=True)
   noise = _normalized(rng.standard_normal(factors.shape, np.float32))
-  return _normalized(
-    np.sqrt(weight) * rotated + np.sqrt(1.0 - weight) * noise
-  ).astype(np.float32)
+  words = np.sqrt(weight) * rotated + np.sqrt(1.0 - weight) * noise
+  return _normalized(words).astype(np.float32)
 
 
 def _normalized(rows: np.ndarray) -> np.ndarray:
@@ -166,9 +160,10 @@ def sinusoids(rows: int, hidden: int) -> np.ndarray:
   return np.stack([np.sin(angles), np.cos(angles)], -1).reshape(rows, hidden)
 
 
-def offset(head: int) -> int:
-  """How far from a token its head looks: -1, 1, -2, 2, ... tokens."""
-  return (head // 2 + 1) * (1 if head % 2 else -1)
+def offsets(heads: int) -> np.ndarray:
+  """How far from a token each head looks: -1, 1, -2, 2, ... tokens."""
+  head = np.arange(heads)
+  return (head // 2 + 1) * np.where(head % 2, 1, -1)
 
 
 def attention_to_neighbours(hidden: int, heads: int, rng) -> tuple:
@@ -181,8 +176,7 @@ def attention_to_neighbours(hidden: int, heads: int, rng) -> tuple:
   size = hidden // heads
   std = math.sqrt(_SCORE / (hidden * math.sqrt(size)))
   query = rng.normal(size=[hidden // 2, 2, heads, size]) * std
-  offsets = np.array([offset(head) for head in range(heads)])
-  angles = _frequencies(hidden)[:, None] * offsets
+  angles = _frequencies(hidden)[:, None] * offsets(heads)
   sin, cos = np.sin(angles)[..., None], np.cos(angles)[..., None]
   of_sine, of_cosine = query[:, 0], query[:, 1]
   key = np.stack(
@@ -202,8 +196,6 @@ def biases_to_neighbours(size: int, heads: int, theta: float) -> tuple:
   frequencies = theta ** (-np.arange(0, size, 2) / size)
   is_fast = frequencies >= _SLOWEST
   query = np.sqrt(_ROTARY_SCORE * math.sqrt(size) / is_fast.sum()) * is_fast
-  angles = (
-    frequencies * np.array([offset(head) for head in range(heads)])[:, None]
-  )
+  angles = frequencies * offsets(heads)[:, None]
   key = np.append(query * np.cos(angles), -query * np.sin(angles), axis=1)
   return np.tile(np.append(query, 0 * query), heads), key.ravel()

@@ -53,6 +53,7 @@ class Kernel:
   by position, and None, or leaving out the last, gives forward's default;
   static arguments, which are hashable, by name. With `twice` the result is
   given twice, for two readers, whose gradients backward adds up: `dy`, `dy_2`.
+  If the result is a list, so is `dy`.
   A GradientTape ignores backward and differentiates forward.
   """
 
@@ -85,18 +86,23 @@ class Kernel:
       values |= saved
     values["result"] = result
     # The gradients of two readers are added in the kernel, not by an op more.
-    readers = ["dy", "dy_2"] if twice else ["dy"]
+    results = [result, result] if twice else [result]
+    has_parts = isinstance(result, list)
+    if has_parts:
+      results = result
+    count = len(results)
 
     def gradient(op, *d_tensors):
-      from_readers = dict(zip(readers, d_tensors, strict=False))
+      d_results = d_tensors[:count]
+      d_values = [d_results] if has_parts else d_results
+      from_readers = dict(zip(("dy", "dy_2"), d_values, strict=False))
       # Not before the backward pass, or all would be in memory at once.
-      with tf.control_dependencies(from_readers.values()):
+      with tf.control_dependencies(d_results):
         got = self._run(self._backward, values | from_readers, static)
-      return [*[None] * len(readers), *[got.get(name) for name in inputs]]
+      return [*[None] * count, *[got.get(name) for name in inputs]]
 
-    results = [result] * len(readers)
-    outputs = with_gradient([*results, *inputs.values()], gradient)
-    return outputs[:2] if twice else outputs[0]
+    outputs = with_gradient([*results, *inputs.values()], gradient)[:count]
+    return outputs if twice or has_parts else outputs[0]
 
 
 def _mix(x, multiplier, shift):
@@ -217,66 +223,64 @@ def add_bias_gradient(bias, dy):
   return _with_bias({"x": dy}, bias)
 
 
-@Kernel
-def gelu(x, bias=None, *, dtype=tf.float32):
-  """GELU's tanh approximation, https://arxiv.org/abs/1606.08415, of x + bias.
+def _activation(value, slope) -> Kernel:
+  """The kernel of value(x + bias), whose derivative is `slope`, in `dtype`."""
 
-  It computes in `dtype`.
-  """
-  wide = _biased(x, bias, dtype)
-  gate = tf.sigmoid(wide * (_GELU_A + _GELU_B * tf.square(wide)))
-  return tf.cast(wide * gate, x.dtype)
+  @Kernel
+  def activation(x, bias=None, *, dtype=tf.float32):
+    return tf.cast(value(_biased(x, bias, dtype)), x.dtype)
+
+  @activation.gradient
+  def gradient(x, dy, bias=None, *, dtype=tf.float32):
+    wide_dy = tf.cast(dy, dtype) * slope(_biased(x, bias, dtype))
+    return _with_bias({"x": tf.cast(wide_dy, x.dtype)}, bias)
+
+  functools.update_wrapper(activation, value)
+  return activation
 
 
-@gelu.gradient
-def gelu_gradient(x, dy, bias=None, *, dtype=tf.float32):
-  wide = _biased(x, bias, dtype)
-  if dtype == tf.float16:  # beyond, the slope is 0, and the square overflows
-    wide = tf.clip_by_value(wide, -16.0, 16.0)
+def _gelu(x):
+  """GELU's tanh approximation, https://arxiv.org/abs/1606.08415."""
+  return x * tf.sigmoid(x * (_GELU_A + _GELU_B * tf.square(x)))
+
+
+def _gelu_slope(x):
+  if x.dtype == tf.float16:  # beyond, the slope is 0, and the square overflows
+    x = tf.clip_by_value(x, -16.0, 16.0)
   # d/dx [x s(u)] = s(u) + x s(u) (1 - s(u)) du/dx, where s is the sigmoid.
-  square = tf.square(wide)
-  gate = tf.sigmoid(wide * (_GELU_A + _GELU_B * square))
-  slope = wide * gate * (1.0 - gate) * (_GELU_A + (3.0 * _GELU_B) * square)
-  dx = tf.cast(tf.cast(dy, dtype) * (gate + slope), x.dtype)
-  return _with_bias({"x": dx}, bias)
-
-
-@Kernel
-def gelu_erf(x, bias=None, *, dtype=tf.float32):
-  """Exact GELU, z (1 + erf(z / sqrt(2))) / 2 of z = x + bias, as above."""
-  wide = _biased(x, bias, dtype)
-  return tf.cast(wide * _normal_cdf(wide), x.dtype)
-
-
-@gelu_erf.gradient
-def gelu_erf_gradient(x, dy, bias=None, *, dtype=tf.float32):
-  wide = _biased(x, bias, dtype)
-  # d/dx [x F(x)] = F(x) + x f(x), of the normal distribution.
-  density = tf.exp(-0.5 * tf.square(wide)) * (1.0 / math.sqrt(2.0 * math.pi))
-  slope = _normal_cdf(wide) + wide * density
-  return _with_bias({"x": tf.cast(tf.cast(dy, dtype) * slope, x.dtype)}, bias)
+  square = tf.square(x)
+  gate = tf.sigmoid(x * (_GELU_A + _GELU_B * square))
+  return gate + x * gate * (1.0 - gate) * (_GELU_A + (3.0 * _GELU_B) * square)
 
 
 def _normal_cdf(x):
   return 0.5 * (1.0 + tf.math.erf(x * math.sqrt(0.5)))
 
 
-@Kernel
-def silu(x, bias=None, *, dtype=tf.float32):
-  """z * sigmoid(z) of z = x + bias, as above.
-
-  https://arxiv.org/abs/1702.03118
-  """
-  wide = _biased(x, bias, dtype)
-  return tf.cast(wide * tf.sigmoid(wide), x.dtype)
+def _gelu_erf(x):
+  """Exact GELU, x (1 + erf(x / sqrt(2))) / 2."""
+  return x * _normal_cdf(x)
 
 
-@silu.gradient
-def silu_gradient(x, dy, bias=None, *, dtype=tf.float32):
-  wide = _biased(x, bias, dtype)
-  gate = tf.sigmoid(wide)
-  slope = gate * (1.0 + wide * (1.0 - gate))
-  return _with_bias({"x": tf.cast(tf.cast(dy, dtype) * slope, x.dtype)}, bias)
+def _gelu_erf_slope(x):
+  # d/dx [x F(x)] = F(x) + x f(x), of the normal distribution.
+  density = tf.exp(-0.5 * tf.square(x)) * (1.0 / math.sqrt(2.0 * math.pi))
+  return _normal_cdf(x) + x * density
+
+
+def _silu(x):
+  """x * sigmoid(x), https://arxiv.org/abs/1702.03118."""
+  return x * tf.sigmoid(x)
+
+
+def _silu_slope(x):
+  gate = tf.sigmoid(x)
+  return gate * (1.0 + x * (1.0 - gate))
+
+
+gelu = _activation(_gelu, _gelu_slope)
+gelu_erf = _activation(_gelu_erf, _gelu_erf_slope)
+silu = _activation(_silu, _silu_slope)
 
 
 @Kernel
@@ -323,40 +327,28 @@ def with_neighbours_gradient(dy):
   return {"blocks": own + of_next + of_last}
 
 
-def split_heads(product, bias, *, parts, shape):
+@Kernel
+def split_heads(x, bias=None, *, parts, shape):
   """float [B, N, length, D], `parts` of them, of what a matmul gave for all.
 
-  `product` is [B * length, parts * N * D], without the `bias` of its columns,
-  which may be None; `shape` is (B, length, N).
+  `x` is [B * length, parts * N * D], without the `bias` of its columns; `shape`
+  is (B, length, N).
   """
-  inputs = [product] if bias is None else [product, bias]
-  heads = jit.compiled(_split_heads, parts=parts, shape=shape)(*inputs)
-
-  def gradient(op, *d_tensors):
-    dtype = None if bias is None else bias.dtype
-    joined = jit.compiled(_split_heads_gradient, dtype=dtype)
-    return [*[None] * parts, *joined(*d_tensors[:parts])]
-
-  # No `Kernel`, whose result is one tensor: here each part has a gradient.
-  return with_gradient([*heads, *inputs], gradient)[:parts]
-
-
-def _split_heads(product, bias=None, *, parts, shape):
-  # [B * length, parts * N * D] -> [parts, B, N, length, D]
-  (batch, length, heads), width = shape, product.shape.as_list()[-1]
+  (batch, length, heads), width = shape, x.shape.as_list()[-1]
   biased = tf.reshape(
-    _biased(product, bias, product.dtype),
+    _biased(x, bias, x.dtype),
     [batch, length, parts, heads, width // (parts * heads)],
   )
   return tf.unstack(tf.transpose(biased, [2, 0, 3, 1, 4]))
 
 
-def _split_heads_gradient(*d_heads, dtype):
+@split_heads.gradient
+def split_heads_gradient(dy, bias=None):
   # [parts, B, N, length, D] -> [B, length, parts, N, D]
-  joined = tf.transpose(tf.stack(d_heads), [1, 3, 0, 2, 4])
+  joined = tf.transpose(tf.stack(dy), [1, 3, 0, 2, 4])
   *_, parts, heads, width = joined.shape.as_list()
-  joined = tf.reshape(joined, [-1, parts * heads * width])
-  return [joined] if dtype is None else [joined, _bias_gradient(joined, dtype)]
+  dx = tf.reshape(joined, [-1, parts * heads * width])
+  return _with_bias({"x": dx}, bias)
 
 
 def side_by_side(*groups) -> list:
@@ -365,24 +357,20 @@ def side_by_side(*groups) -> list:
   One tensor that has its dtype is left as it is.
   """
   results = [tensors[0] for tensors, _ in groups]
-  changing = []
+  changing: dict = {}
+  inputs, widths = [], []
   for number, (tensors, dtype) in enumerate(groups):
     if len(tensors) > 1 or tensors[0].dtype != dtype:
-      changing.append(number)
+      changing[number] = tensors, dtype
+      inputs += tensors
+      widths.append(tuple(tensor.shape.as_list()[-1] for tensor in tensors))
   if not changing:
     return results
-
-  inputs, sizes, dtypes, widths = [], [], [], []
-  for tensors, dtype in map(groups.__getitem__, changing):
-    inputs += tensors
-    sizes.append(len(tensors))
-    dtypes.append(dtype)
-    widths.append(tuple(tensor.shape.as_list()[-1] for tensor in tensors))
+  lists, dtypes = zip(*changing.values(), strict=True)
   # For a GPU one program makes all of them, and one all their gradients: each
   # would be a launch.
   compiling = execution.KERNELS if jit.saves_launches() else ()
-  static = dict(sizes=tuple(sizes), dtypes=tuple(dtypes))
-  joined = jit.compiled(_join, compiling, **static)(*inputs)
+  joined = jit.compiled(_join, compiling, dtypes=dtypes)(*lists)
 
   def gradient(op, *d_tensors):
     static = dict(widths=tuple(widths), dtype=inputs[0].dtype)
@@ -395,11 +383,11 @@ def side_by_side(*groups) -> list:
   return results
 
 
-def _join(*tensors, sizes, dtypes):
-  rest, joined = iter(tensors), []
-  for size, dtype in zip(sizes, dtypes, strict=True):
-    group = [tf.cast(next(rest), dtype) for _ in range(size)]
-    joined.append(tf.concat(group, axis=-1) if size > 1 else group[0])
+def _join(*lists, dtypes):
+  joined = []
+  for tensors, dtype in zip(lists, dtypes, strict=True):
+    group = [tf.cast(tensor, dtype) for tensor in tensors]
+    joined.append(tf.concat(group, axis=-1) if len(group) > 1 else group[0])
   return joined
 
 

@@ -50,11 +50,11 @@ def site_seeds(hashed, first, count) -> list:
   """`dropout_site_seed` of `count` sites from number `first` on."""
   if hashed is None:
     return [None] * count
-  return jit.compiled(_site_seeds, first=first, count=count)(hashed)
 
+  def seeds(hashed):
+    return [dropout_site_seed(hashed, first + i) for i in range(count)]
 
-def _site_seeds(hashed, first, count):
-  return [dropout_site_seed(hashed, first + i) for i in range(count)]
+  return jit.compiled(seeds)(hashed)
 
 
 def dropout_arguments(dropout_prob, seed):
@@ -70,10 +70,7 @@ def dropout_arguments(dropout_prob, seed):
 
 
 def activated(tensor, bias, activation, dtype):
-  """`activation`, of `get_activation`, of tensor + bias, in the tensor's type.
-
-  It is computed in `dtype`. The bias may be None.
-  """
+  """`activation` of tensor + bias or tensor, computed in `dtype`."""
   function = get_activation(activation)
   if isinstance(function, kernels.Kernel):  # adds the bias itself
     return function(tensor, bias, dtype=dtype)
@@ -91,10 +88,8 @@ def get_activation(activation_string):
   """
   if not isinstance(activation_string, str):
     return activation_string
-  known = (
-    None, None, tf.nn.relu, kernels.gelu, tf.tanh, kernels.gelu_erf,
-    kernels.silu,
-  )  # fmt: skip
+  gelu, gelu_erf, silu = kernels.gelu, kernels.gelu_erf, kernels.silu
+  known = (None, None, tf.nn.relu, gelu, tf.tanh, gelu_erf, silu)
   functions = dict(zip(ACTIVATION_NAMES, known, strict=True))
   name = activation_string.lower()
   if name not in functions:
@@ -114,12 +109,8 @@ def create_initializer(initializer_range=0.02, draw=tf.random.truncated_normal):
 
   def initializer(shape, dtype=tf.float32, partition_info=None):
     scope = tf.get_default_graph().get_name_scope()  # NAME/Initializer
-    return draw(
-      shape,
-      stddev=initializer_range,
-      dtype=dtype,
-      seed=zlib.crc32(scope.encode()),
-    )
+    seed = zlib.crc32(scope.encode())
+    return draw(shape, stddev=initializer_range, dtype=dtype, seed=seed)
 
   return initializer
 
@@ -196,6 +187,11 @@ class Norm(NamedTuple):
     """The norm that a config describes."""
     return cls(config.norm_eps, config.norm_bias, config.norm == "layer")
 
+  def computed_in(self, dtype) -> dict:
+    """A kernel's arguments."""
+    epsilon = max(self.epsilon, _LEAST_EPSILON.get(dtype, 0.0))
+    return dict(epsilon=epsilon, centred=self.centred, dtype=dtype)
+
 
 BERTS_NORM = Norm()
 
@@ -213,40 +209,14 @@ def norm_weights(width: int, norm=BERTS_NORM, name=None) -> tuple:
   return tf.convert_to_tensor(gamma), tf.convert_to_tensor(beta)
 
 
-def normalized(
-  kernel,
-  tensors,
-  variables,
-  *more,
-  norm=BERTS_NORM,
-  dtype,
-  store_dtype=None,
-  **static,
-):
-  """`kernel` of tensors [..., H], those of `norm_weights`, and `more`."""
-  return kernel(
-    *tensors,
-    *variables,
-    *more,
-    epsilon=max(norm.epsilon, _LEAST_EPSILON.get(dtype, 0.0)),
-    centred=norm.centred,
-    dtype=dtype,
-    store=store_dtype or tensors[0].dtype,
-    **static,
-  )
-
-
 def layer_norm(
   input_tensor, name=None, dtype=tf.float32, store_dtype=None, norm=BERTS_NORM
 ):
   """Normalizes over the last axis in `dtype`; the result is `store_dtype`."""
-  return normalized(
-    kernels.layer_norm,
-    [input_tensor],
-    norm_weights(get_shape_list(input_tensor)[-1], norm, name),
-    norm=norm,
-    dtype=dtype,
-    store_dtype=store_dtype,
+  variables = norm_weights(get_shape_list(input_tensor)[-1], norm, name)
+  store = store_dtype or input_tensor.dtype
+  return kernels.layer_norm(
+    input_tensor, *variables, **norm.computed_in(dtype), store=store
   )
 
 
@@ -301,13 +271,6 @@ class LayerConfig:
   policy: mixed_precision.Policy = mixed_precision.FP32
   recompute: tuple = ()  # names of `execution.RECOMPUTE`
   slices: Slices = WHOLE
-
-  @property
-  def own_heads(self) -> tuple[int, int] | None:
-    """(first, all) of a slice's heads, None where it has all."""
-    count = self.bert.num_attention_heads
-    whole = self.slices.size == 1
-    return None if whole else (self.slices.bounds(count)[0], count)
 
   def recomputing(self, name: str, function: Callable) -> Callable:
     """`function`, computed again in the backward pass if `recompute` says so.

@@ -52,18 +52,6 @@ def tell_compiling(comm, what: str) -> None:
     say(comm, f"compiling {what} ...")
 
 
-@contextlib.contextmanager
-def _variables_of(graph):
-  """In traced functions `tf.get_variable` makes variables in `graph`."""
-
-  def outside(getter, *args, **kwargs):
-    with graph.as_default(), tf.control_dependencies(None):
-      return getter(*args, **kwargs)
-
-  with tf.variable_scope(tf.get_variable_scope(), custom_getter=outside):
-    yield
-
-
 def on_gpu() -> bool:
   """Whether this process computes on a GPU."""
   return bool(tf.config.list_physical_devices("GPU"))
@@ -90,11 +78,15 @@ def compiled(function, modes=KERNELS, **static):
   """
   if _current.get()[0] not in modes:
     return functools.partial(function, **static)
-  # Variables belong to the graph around the program.
   graph = tf.get_default_graph()
 
+  # Variables belong to the graph around the program.
+  def outside(getter, *args, **kwargs):
+    with graph.as_default(), tf.control_dependencies(None):
+      return getter(*args, **kwargs)
+
   def traced(*tensors, **named):
-    with _variables_of(graph):
+    with tf.variable_scope(tf.get_variable_scope(), custom_getter=outside):
       return function(*tensors, **named, **static)
 
   # All layers of one kind share a program: a deep model compiles no longer

@@ -20,14 +20,14 @@ PRETRAINING = (
 )  # fmt: skip
 
 
-def random_values(parts=PRETRAINING, seed=0, labels=3, keys=TINY):
+def random_values(parts=PRETRAINING, seed=0, labels=3, keys=TINY, stddev=0.3):
   """Weights of a model by our names, float32."""
   rng = np.random.default_rng(seed)
   values = {}
   for weight in weights.weights(BertConfig.from_dict(keys)):
     if weight.part in parts:
       shape = [labels if n is None else n for n in weight.shape]
-      values[weight.name] = rng.normal(0.0, 0.3, shape).astype(np.float32)
+      values[weight.name] = rng.normal(0.0, stddev, shape).astype(np.float32)
   return values
 
 

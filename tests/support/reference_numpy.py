@@ -8,18 +8,9 @@ from reference_modern import dense, log_softmax
 
 
 def encoder(weights, input_ids, mask, segment_ids, layers, heads):
-  """One example through embeddings and all layers.
+  """[layers + 1, S, H] of an example: the embeddings, then each layer's output.
 
-  Args:
-    weights: {variable name: float64 array}, names without ":0".
-    input_ids: int [S].
-    mask: [S] or [S, S].
-    segment_ids: int [S].
-    layers: int.
-    heads: int.
-
-  Returns:
-    [layers + 1, S, H]: the embedding output, then each layer's.
+  The mask is [S] or [S, S], ids are int [S].
   """
   length, width = len(input_ids), len(weights["bert/pooler/dense/bias"])
   config = dict(
@@ -54,37 +45,21 @@ def next_sentence_log_probs(weights, pooled):
 
 
 def pretraining_sums(weights, batch, layers, heads):
-  """What modeling.pretraining_model returns, without dropout.
+  """modeling.pretraining_model's sums by name, without dropout.
 
-  Args:
-    weights: {variable name: float64 array}.
-    batch: object with modeling.PretrainingBatch's fields as arrays.
-    layers: int.
-    heads: int.
-
-  Returns:
-    dict with modeling.PretrainingSums' fields as floats.
+  `batch` is a `PretrainingBatch` of arrays.
   """
   sums = collections.defaultdict(float)
   for i, example_weight in enumerate(batch.example_weights):
-    output = encoder(
-      weights,
-      batch.input_ids[i],
-      batch.input_mask[i],
-      batch.segment_ids[i],
-      layers,
-      heads,
-    )[-1]
+    inputs = batch.input_ids[i], batch.input_mask[i], batch.segment_ids[i]
+    output = encoder(weights, *inputs, layers, heads)[-1]
     sums["tokens"] += example_weight * batch.input_mask[i].sum()
     log_probs = masked_lm_log_probs(
       weights, output, batch.masked_lm_positions[i]
     )
-    for row, label, weight in zip(
-      log_probs,
-      batch.masked_lm_ids[i],
-      batch.masked_lm_weights[i] * example_weight,
-      strict=True,
-    ):
+    each = batch.masked_lm_weights[i] * example_weight
+    labels = zip(log_probs, batch.masked_lm_ids[i], each, strict=True)
+    for row, label, weight in labels:
       sums["masked_lm_loss"] -= weight * row[label]
       sums["masked_lm_correct"] += weight * (row.argmax() == label)
       sums["masked_lm_weight"] += weight

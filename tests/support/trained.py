@@ -28,11 +28,7 @@ TASKS = {
     "max_query_length": 6,
     "version_2_with_negative": True,
   },
-  "ner": {
-    "task": "ner",
-    "labels": ["B-LOC", "I-LOC", "O"],
-    "doc_stride": 8,
-  },
+  "ner": {"task": "ner", "labels": ["B-LOC", "I-LOC", "O"], "doc_stride": 8},
 }
 
 

@@ -29,7 +29,7 @@ from common.tensorflow_v1 import tf
 from config import execution
 from finetuning import classification, heads, squad
 from finetuning.packed import FinetuningBatch
-from model import attention, encoder, weights
+from model import attention, weights
 
 ALONE = [
   dict(position_type="rotary"),
@@ -225,9 +225,7 @@ def test_heads_read_what_the_config_pools(keys, is_packed):
   np.testing.assert_allclose(ends[0], expected, atol=3e-5)
 
 
-# -----------------------------------------------------------------------------
-# What changes nothing
-# -----------------------------------------------------------------------------
+# What changes nothing ---------------------------------------------------------
 
 
 @functools.cache
@@ -311,28 +309,6 @@ def test_recomputing_changes_nothing(name, recompute, mode):
     assert more["MatMul"] == 6 * TINY["num_hidden_layers"]
 
 
-def test_pre_layer_norm_is_another_model_of_the_same_variables():
-  (post, _), (pre, _) = map(plain, BERTS)
-  assert list(pre) == list(post) and abs(pre["loss"] - post["loss"]) > 1e-3
-
-
-def test_pre_layer_norm_passes_the_residual_unchanged():
-  """With sub-layers that give 0, the output is the input's, normalized."""
-  x = tf.constant(np.random.default_rng(3).normal(size=[2, 3, 8]), tf.float32)
-  mask = encoder.Mask(encoder.mask_bias(None, mixed_precision.FP32))
-  layer = encoder.LayerConfig(config_of("BERT, pre"))
-  output = encoder.encoder_layers(x, None, (mask, None), layer)[-1]
-  with tf.Session() as session:
-    for variable in tf.trainable_variables():
-      scale = 5.0 if "gamma" in variable.op.name else 0.0
-      variable.load(np.full(variable.shape.as_list(), scale), session)
-    got, given = session.run([output, x])
-  centred = given - given.mean(-1, keepdims=True)
-  want = 5.0 * centred / centred.std(-1, keepdims=True)
-  # A post layer norm would have normalized what it had scaled before.
-  np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize(
   "name, resource",
   [
@@ -403,17 +379,11 @@ def test_the_last_layer_at_some_positions_is_the_whole_one_there(
 @pytest.mark.parametrize("name", EACH)
 def test_16_bits_are_near(name):
   batch = ragged_batch(np.random.default_rng(3))
-  outputs = [
-    tf.cast(
-      model_of(
-        config_of(name),
-        as_tensors(batch),
-        policy=mixed_precision.make_policy(precision),
-      ).get_sequence_output(),
-      tf.float32,
-    )
-    for precision in ("fp32", "bf16", "fp16")
-  ]
+  outputs = []
+  for precision in ("fp32", "bf16", "fp16"):
+    policy = mixed_precision.make_policy(precision)
+    model = model_of(config_of(name), as_tensors(batch), policy=policy)
+    outputs.append(tf.cast(model.get_sequence_output(), tf.float32))
   with tf.Session() as session:
     randomise(session, np.random.default_rng(3))
     outputs = np.array(session.run(outputs))[:, batch.input_mask > 0]

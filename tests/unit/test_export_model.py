@@ -104,7 +104,8 @@ def answers(tmp_path_factory, letters):
     cwd=folder, capture_output=True, text=True,
   )  # fmt: skip
   assert done.returncode == 0, done.stderr[-2000:]
-  (folder / "words.txt").write_text(done.stdout)
+  words = ast.literal_eval(done.stdout)
+  assert len(words) == 3 and {*words} <= {*LETTERS}
   return {
     kind: (prefix, folder / f"{kind}.export", np.load(folder / f"{kind}.npz"))
     for kind, prefix in prefixes.items()
@@ -130,7 +131,7 @@ DEFAULTS = {
 @pytest.mark.parametrize("kind", trained.TASKS)
 def test_a_fresh_process_gets_the_checkpoints_answers(answers, kind):
   """Each row of a padded batch is what training's graph makes of it alone."""
-  prefix, _, found = answers[kind]
+  prefix, folder, found = answers[kind]
   names = set()
   for batch, examples in batches().items():
     rows = trained.expected(kind, prefix, examples)
@@ -149,11 +150,7 @@ def test_a_fresh_process_gets_the_checkpoints_answers(answers, kind):
   for name in default:
     other = name.replace("serving_default", DEFAULTS[kind])
     np.testing.assert_array_equal(found[name], found[other])
-
-
-@pytest.mark.parametrize("kind", trained.TASKS)
-def test_an_export_holds_weights_and_what_they_mean(answers, kind):
-  prefix, folder, _ = answers[kind]
+  # The export holds the weights and what they mean.
   assert not os.path.exists(f"{folder}.unfinished")
   names = [name for name, _ in tf.train.list_variables(prefix)]
   weights = {name for name in names if not name.endswith("/adam_m")}
@@ -166,12 +163,6 @@ def test_an_export_holds_weights_and_what_they_mean(answers, kind):
   assert source.task.get("labels") == trained.TASKS[kind].get("labels")
 
 
-def test_the_example_of_the_page_gives_words(answers):
-  _, export, _ = answers["pretraining"]
-  words = ast.literal_eval((export.parent / "words.txt").read_text())
-  assert len(words) == 3 and {*words} <= {*LETTERS}
-
-
 def test_only_what_is_asked_for(answers):
   source = model_source.find(answers["pretraining"][0])
   model = inference.open_checkpoint(source, ["masked_lm"])
@@ -179,31 +170,28 @@ def test_only_what_is_asked_for(answers):
   names = {v.op.name for v in model.session.graph.get_collection("variables")}
   assert "cls/predictions/output_bias" in names
   assert not any("pooler" in name or "seq_rel" in name for name in names)
-  with pytest.raises(UserError, match="has no span head, only encoder, next"):
-    inference.open_checkpoint(source, ["span"])
-  with pytest.raises(UserError, match="has no spam head, only encoder"):
-    inference.open_checkpoint(source, ["spam"])
+  for name in ("span", "spam"):
+    words = f"has no {name} head, only encoder, next"
+    with pytest.raises(UserError, match=words):
+      inference.open_checkpoint(source, [name])
 
 
 def test_a_checkpoint_that_does_not_do(tmp_path, letters):
   """A missing variable, another config, weights that are not finite."""
-  word = "bert/embeddings/word_embeddings"
   prefix = trained.write_model(
     tmp_path / "m", "classifier", letters, [("output_bias", np.nan)]
   )
   with pytest.raises(CheckpointError, match=r"output_bias holds .* not finite"):
     inference.open_checkpoint(model_source.find(prefix))
-  deeper = write_config(tmp_path / "deeper.json", num_hidden_layers=3)
-  given = model_source.Given(bert_config_file=deeper)
-  with pytest.raises(UserError, match="the model's, differ in num_hidden_la"):
-    model_source.find(prefix, given)
   os.remove(tmp_path / "m" / "bert_config.json")
-  with pytest.raises(CheckpointError, match="lacks bert/encoder/layer_2/"):
-    inference.open_checkpoint(model_source.find(prefix, given))
-  wider = write_config(tmp_path / "wider.json", vocab_size=120)
-  given = model_source.Given(bert_config_file=wider)
-  with pytest.raises(CheckpointError, match=rf"{word} is \[100, 32\] there"):
-    inference.open_checkpoint(model_source.find(prefix, given))
+  for change, words in (
+    ({"num_hidden_layers": 3}, "lacks bert/encoder/layer_2/"),
+    ({"vocab_size": 120}, r"word_embeddings is \[100, 32\] there"),
+  ):
+    path = write_config(tmp_path / "other.json", **change)
+    given = model_source.Given(bert_config_file=path)
+    with pytest.raises(CheckpointError, match=words):
+      inference.open_checkpoint(model_source.find(prefix, given))
 
 
 def test_it_is_written_whole_or_not_at_all(answers, tmp_path, monkeypatch):

@@ -7,12 +7,15 @@ import shutil
 
 import numpy as np
 import pytest
+import runs
 import samples
 import tokenizers
+from conversions import convert
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from common import json_files
 from common.errors import DataError, UserError
+from interop import inference, model_source, predictions
 from records import record_report, tf_example, tfrecord
 from text_encoders import kinds, tokenizer_files
 from text_encoders.base import SENTENCEPIECE_SPACE, SPECIAL_TOKENS
@@ -39,10 +42,8 @@ def unigram():
   made = tokenizers.Tokenizer(models.Unigram())
   made.normalizer = normalizers.NFKC()
   made.pre_tokenizer = pre_tokenizers.Metaspace()
-  trainer = trainers.UnigramTrainer(
-    vocab_size=300, special_tokens=OTHERS, unk_token="<unk>",
-    show_progress=False,
-  )  # fmt: skip
+  given = dict(vocab_size=300, unk_token="<unk>", show_progress=False)
+  trainer = trainers.UnigramTrainer(special_tokens=OTHERS, **given)
   made.train_from_iterator(TEXT, trainer)
   made.enable_truncation(3)
   made.enable_padding(length=50)
@@ -55,9 +56,8 @@ def wordpiece():
   made.normalizer = normalizers.Lowercase()
   made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
   trainer = trainers.WordPieceTrainer(
-    vocab_size=300, special_tokens=[*SPECIAL_TOKENS],
-    show_progress=False,
-  )  # fmt: skip
+    vocab_size=300, special_tokens=[*SPECIAL_TOKENS], show_progress=False
+  )
   made.train_from_iterator(TEXT, trainer)
   return made
 
@@ -185,6 +185,7 @@ def test_a_line_that_is_one_word_to_the_library(tmp_path):
 @pytest.mark.parametrize("name", MAKERS)
 def test_letters_and_texts_for_people(files, name):
   encoder = HuggingFaceEncoder(files[name])
+  assert encoder.joiner == (" " if name == "bpe" else "")
   for line in (*TEXT[:5], "北京 😀"):
     (ids,) = encoder.encode_batch([line])
     letters = letters_of(line)
@@ -232,26 +233,20 @@ def test_the_file_decides_the_case(files):
       tokenizer_files.load(named, not lower)
 
 
-@pytest.mark.parametrize(
-  "content",
-  ["", "{}", "[]", '{"model": {}}', '{"model": {"type": "BPE", "vocab": 3}}'],
-)
-def test_what_is_no_tokenizer(tmp_path, content):
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"model": {}}', "far"])
+def test_what_is_no_tokenizer(files, tmp_path, content):
+  """Of numbers far beyond the tokens no list is made."""
+  words = r"not a tokenizer.json: \w"
+  if content == "far":
+    changed = json_files.read(files["wordpiece"])
+    changed["model"]["vocab"]["far"] = 2**31
+    content, words = (
+      json.dumps(changed),
+      r"renumber its \d+ tokens: one is 2147",
+    )
   path = tmp_path / "a.json"
   path.write_text(content)
-  with pytest.raises(DataError, match=r"a.json: not a tokenizer.json: \w"):
-    kinds.load_tokenizer(tokenizer_file=str(path))
-
-
-def test_numbers_far_beyond_the_tokens(files, tmp_path):
-  """No list of so many tokens is made."""
-  content = json_files.read(files["wordpiece"])
-  content["model"]["vocab"]["far"] = 2**31
-  path = tmp_path / "a.json"
-  path.write_text(json.dumps(content))
-  with pytest.raises(
-    DataError, match=r"a.json: renumber its \d+ tokens: one is 2147"
-  ):
+  with pytest.raises(DataError, match=f"a.json: {words}"):
     kinds.load_tokenizer(tokenizer_file=str(path))
 
 
@@ -339,19 +334,9 @@ def test_records(trained, tmp_path, capsys):
   assert "{" in shown and "Ġ" not in shown
 
 
-def test_what_joins_lines_of_a_document(files):
-  joiners = {name: HuggingFaceEncoder(files[name]).joiner for name in MAKERS}
-  assert joiners.pop("bpe") == " " and {*joiners.values()} == {""}
-
-
 @pytest.mark.slow
 def test_from_text_to_answers(trained, tmp_path):
   """Records, 20 updates, a Hugging Face folder and back: one vocabulary."""
-  import runs
-
-  import convert_checkpoint
-  from interop import inference, model_source, predictions
-
   samples.create(
     tmp_path, f"{trained}/text.txt", None, objective="mlm", dynamic_masks=True,
     tokenizer_file=f"{trained}/tokenizer.json",
@@ -369,11 +354,7 @@ def test_from_text_to_answers(trained, tmp_path):
     ("huggingface", run, theirs),
     ("tensorflow", theirs, str(tmp_path / "ours" / "m.ckpt")),
   ):
-    convert_checkpoint.convert(
-      convert_checkpoint.ConversionSettings(
-        input=(model,), output=output, to=to
-      )
-    )
+    convert(model, output, to=to)
   with open(f"{theirs}/tokenizer.json", "rb") as f:
     assert f.read() == (trained / "tokenizer.json").read_bytes()
   answers = []

@@ -1,13 +1,15 @@
-"""Models of transformers with other layers than BERT's give the same numbers.
+"""transformers' models and ours of the same weights give the same numbers.
 
-Read in place and written, padded and packed: logits, and the gradients of one
-step of masked LM. Skipped as `test_convert_parity.py` is.
+Read in place and written, padded and packed: outputs of each head, and for
+later layers than BERT's the gradients of one step of masked LM. Skipped as
+`test_convert_parity.py` is.
 """
 
 import numpy as np
 import pytest
-from conversions import assert_same
+from conversions import PRETRAINING, assert_same, random_values
 from reference_modern import EURO_BERT, MODERN_BERT
+from samples import TINY
 
 import modeling
 from checkpoints import checkpoint_weights
@@ -17,9 +19,9 @@ from config.bert_config import BertConfig
 from finetuning import heads, squad
 from model import huggingface_config, huggingface_weights, tasks, weights
 
-# Of the largest number: transformers' float32 is as far from float64.
-TOLERANCE = 2e-6
-NOISE = 0.03
+# Of BERT's numbers; of others' over the largest one: transformers' float32 is
+# as far from float64.
+TOLERANCE, OF_LARGEST = 1e-5, 2e-6
 SIZE = dict(
   vocab_size=120, hidden_size=64, num_hidden_layers=4, num_attention_heads=4,
   intermediate_size=96, max_position_embeddings=2048, initializer_range=0.06,
@@ -27,6 +29,20 @@ SIZE = dict(
 IDS = dict(
   pad_token_id=0, bos_token_id=2, eos_token_id=3, cls_token_id=2, sep_token_id=3
 )
+# The rest of a class of BERT's, its activation, and the parts that it has.
+BERTS = {
+  "ForPreTraining": ("gelu", PRETRAINING),
+  "Model": ("gelu_new", PRETRAINING[:2]),
+  "ForMaskedLM": ("relu", (weights.ENCODER, weights.MASKED_LM)),
+  "ForNextSentencePrediction":
+    ("gelu", (*PRETRAINING[:2], weights.NEXT_SENTENCE)),
+  "ForSequenceClassification":
+    ("gelu_new", (*PRETRAINING[:2], weights.CLASSIFIER)),
+  "ForQuestionAnswering": ("gelu", (*PRETRAINING[:2], weights.QUESTIONS)),
+  "ForTokenClassification":
+    ("gelu_new", (weights.ENCODER, weights.TOKEN_CLASSIFIER)),
+}  # fmt: skip
+OUR_ACTS = {"gelu": "gelu_erf", "gelu_new": "gelu", "relu": "relu"}
 
 # Name -> transformers' class, and what its config has beside `SIZE`.
 THEIRS = {
@@ -63,6 +79,12 @@ THEIRS = {
     {**IDS, "pad_token_id": 1, "type_vocab_size": 1, "layer_norm_eps": 1e-5,
      "max_position_embeddings": 2050},
   ),
+  **{
+    f"Bert{name}": (
+      f"Bert{name}", {**TINY, "hidden_act": act, "initializer_range": 0.2}
+    )
+    for name, (act, _) in BERTS.items()
+  },
 }  # fmt: skip
 BODY = [weights.ENCODER, weights.TRANSFORM]
 ROBERTA = dict(position_offset=1, hidden_act="gelu_erf", norm_eps=1e-5)
@@ -107,11 +129,32 @@ OURS = {
   "roberta": (ROBERTA, [weights.ENCODER, weights.MASKED_LM]),
   "roberta's labels": (ROBERTA, [weights.ENCODER, weights.TOKEN_CLASSIFIER]),
   "roberta's answers": (ROBERTA, [weights.ENCODER, weights.QUESTIONS]),
+  **{
+    f"Bert{name}": ({**TINY, "hidden_act": OUR_ACTS[act]}, parts)
+    for name, (act, parts) in BERTS.items()
+  },
 }  # fmt: skip
 
 
-def random_batch(length, is_packed, labels=True, rows=3, window=None):
+def batch_for(kind, keys, length, is_packed):
+  """`random_batch` for a class of transformers'."""
+  if kind.startswith("Bert"):
+    batch, examples = random_batch(16, False, False, TINY["vocab_size"])
+    batch["token_type_ids"] = (np.arange(16) % 7 > 2) * examples
+    return batch, examples
+  has_labels = kind.endswith("MaskedLM")
+  window = keys.get("local_attention", 2)
+  batch, examples = random_batch(length, is_packed, has_labels, window=window)
+  if "pad_token_id" in keys and kind.startswith("Roberta"):
+    batch["input_ids"] = np.where(examples > 0, batch["input_ids"], 1)
+  return batch, examples
+
+
+def random_batch(
+  length, is_packed, labels=True, vocab_size=SIZE["vocab_size"], window=2
+):
   """transformers' inputs; `examples` has our input_mask, 0 where is padding."""
+  rows = 3
   rng = np.random.default_rng(length)
   ends = [[length], [length // 2], [length - 5]]
   if is_packed:
@@ -121,7 +164,7 @@ def random_batch(length, is_packed, labels=True, rows=3, window=None):
     for number, (start, end) in enumerate(zip([0, *last], last, strict=False)):
       examples[row, start:end] = number + 1
       positions[row, start:end] = np.arange(end - start)
-  ids = rng.integers(5, SIZE["vocab_size"], [rows, length])
+  ids = rng.integers(5, vocab_size, [rows, length])
   batch = {"input_ids": np.where(examples > 0, ids, 0)}
   if labels:
     is_label = (examples > 0) & (rng.random([rows, length]) < 0.3)
@@ -130,7 +173,7 @@ def random_batch(length, is_packed, labels=True, rows=3, window=None):
     queries, keys = examples[:, None, :, None], examples[:, None, None]
     together = queries == keys
     place = np.arange(length)
-    near = np.abs(place[:, np.newaxis] - place) <= (window or 0) // 2
+    near = np.abs(place[:, np.newaxis] - place) <= window // 2
     batch["position_ids"] = positions
     batch["full_attention"] = as_scores(together)
     batch["sliding_attention"] = as_scores(together & near)
@@ -144,38 +187,48 @@ def as_scores(mask):
 
 
 def our_outputs(folder, batch, examples):
-  """Logits by transformers' names; gradients by our variables' names."""
+  """Outputs by transformers' names; gradients by our variables' names."""
   known = huggingface_config.read_config(folder)
   checkpoint = checkpoint_weights.open_checkpoint(folder)
-  shapes = checkpoint.shapes
-  bert = known.config
-  found = weights.heads_of(bert, shapes)
-  fp32 = modeling.mixed_precision.FP32
+  shapes, bert = checkpoint.shapes, known.config
+  found, fp32 = weights.heads_of(bert, shapes), modeling.mixed_precision.FP32
+  labels = shapes.get(tasks.label_bias(shapes), [0])[0]
+  segments = batch.get("token_type_ids", np.zeros_like(examples))
   with tf.Graph().as_default(), tf.Session() as session:
     model = modeling.BertModel(
       bert, False, tf.constant(batch["input_ids"], tf.int32),
-      tf.constant(examples, tf.int32), scope="bert",
-      examples_per_sequence=int(examples.max()),
-      with_pooler=tasks.LABELS in found,
+      tf.constant(examples, tf.int32), tf.constant(segments, tf.int32),
+      scope="bert", examples_per_sequence=int(examples.max()),
+      with_pooler=tasks.LABELS in found or "bert/pooler/dense/bias" in shapes,
     )  # fmt: skip
     sequence = model.get_sequence_output()
-    read = heads.HeadInput(model, bert, fp32, 3)
+    read = heads.HeadInput(model, bert, fp32, labels)
     outputs = {"last_hidden_state": sequence}
-    if tasks.LABELS in found:
-      matmul, bias, *_ = read.label_logits(tasks.LABELS)
-      outputs = {"logits": matmul + bias}
-    elif tasks.TOKENS in found:
-      matmul, bias, *_ = read.label_logits(tasks.TOKENS)
-      outputs = {"logits": tf.reshape(matmul + bias, [*examples.shape, 3])}
-    elif tasks.QUESTIONS in found:
-      both = squad.span_logits(read.features(tasks.QUESTIONS), bert, fp32)
-      outputs = {"start_logits": both[..., 0], "end_logits": both[..., 1]}
-    elif tasks.MASKED_LM in found:
-      logits = modeling.masked_lm_logits(
-        bert, sequence, model.get_embedding_table(), None
-      )
-      shape = [*batch["input_ids"].shape, bert.vocab_size]
-      outputs = {"logits": tf.reshape(logits.matmul + logits.bias, shape)}
+    if model.get_pooled_output() is not None:
+      outputs["pooler_output"] = model.get_pooled_output()
+    for head in found:
+      name = "logits"
+      if head in tasks.LABELLED:
+        matmul, bias, *_ = read.label_logits(head)
+        value = matmul + bias
+        if head is tasks.TOKENS:
+          value = tf.reshape(value, [*examples.shape, labels])
+      elif head is tasks.QUESTIONS:
+        both = squad.span_logits(read.features(head), bert, fp32)
+        outputs["start_logits"], value = both[..., 0], both[..., 1]
+        name = "end_logits"
+      elif head is tasks.NEXT_SENTENCE:
+        both = modeling.next_sentence_logits(bert, model.get_pooled_output())
+        value = both.matmul + both.bias
+        outputs["seq_relationship_logits"] = value
+      else:
+        logits = modeling.masked_lm_logits(
+          bert, sequence, model.get_embedding_table(), None
+        )
+        value = logits.matmul[:, : bert.vocab_size] + logits.bias
+        value = tf.reshape(value, [*examples.shape, bert.vocab_size])
+        outputs["prediction_logits"] = value
+      outputs[name] = value
     variables = tf.trainable_variables()
     variables = [v for v in variables if v.op.name in shapes]
     if "labels" in batch:
@@ -194,9 +247,10 @@ def our_outputs(folder, batch, examples):
 
 
 def compare(folder, output_file, batch, examples):
-  """The largest difference of each output, over its largest number.
+  """(the largest difference, the largest number) of each output.
 
-  Gradients' are over the largest number of all gradients.
+  Gradients' is the largest number of all gradients; padding does not count but
+  for BERT, to whose masks it is the same.
   """
   known, ours = our_outputs(folder, batch, examples)
   with np.load(output_file) as theirs:
@@ -218,83 +272,73 @@ def compare(folder, output_file, batch, examples):
   for name, value in arrays.items():
     got = ours[name]
     assert value.shape == got.shape, name
-    if value.shape[:2] == examples.shape:
+    if value.shape[:2] == examples.shape and known.kind.name != "bert":
       value, got = value[examples > 0], got[examples > 0]
     largest = max(sizes) if name in gradients else np.abs(value).max()
-    found[name] = float(np.abs(value - got).max() / largest)
+    found[name] = float(np.abs(value - got).max()), float(largest)
   return found
 
 
-def cases(first, *others):
-  """Tokens, packed or padded, models; of others of both lengths, slow ones."""
-  slow = [(n, *other) for other in others for n in (128, 2048)]
-  return pytest.mark.parametrize(
-    "length, is_packed, names",
-    [first, *(pytest.param(*case, marks=pytest.mark.slow) for case in slow)],
-  )
+LANGUAGE_MODELS = ["masked LM", "narrow", "deep", "euro"]
+BERT = [name for name in OURS if name.startswith("Bert")]
+LONG = [(THEIRS, False), (THEIRS, True), (OURS, False), (OURS, True)]
 
 
-@cases((128, True, ["modern"]), (False, [*THEIRS]), (True, [*THEIRS]))
-def test_what_transformers_wrote(tmp_path, peer, length, is_packed, names):
+@pytest.mark.parametrize(
+  "table, names, length, is_packed",
+  [
+    (THEIRS, ["modern", *BERT], 128, True),
+    (OURS, ["mean", *BERT], 128, False),
+    *(
+      pytest.param(table, None, length, is_packed, marks=pytest.mark.slow)
+      for table, is_packed in LONG
+      for length in (128, 2048)
+    ),
+  ],
+)
+def test_numbers_are_transformers(
+  tmp_path, peer, table, names, length, is_packed
+):
+  """Of what it wrote, and of what we write with the class in config.json."""
   jobs, answers = [], {}
+  if names is None:
+    names = LANGUAGE_MODELS if table is OURS and is_packed else [*table]
   for seed, name in enumerate(names):
-    kind, keys = THEIRS[name]
-    if is_packed and kind.startswith("Roberta"):
-      continue  # it takes no such masks
-    window = keys.get("local_attention", 2)
-    batch, examples = random_batch(length, is_packed, window=window)
-    if kind.startswith("Roberta"):
-      batch["input_ids"] = np.where(examples > 0, batch["input_ids"], 1)
-    folder = str(tmp_path / name)
+    folder = tmp_path / name
+    if table is THEIRS:
+      kind, keys = table[name]
+      if is_packed and kind.startswith("Roberta"):
+        continue  # it takes no such masks
+      noise = 0.2 if kind.startswith("Bert") else 0.03
+      made = ["make", str(folder), kind, {**SIZE, **keys}, seed, noise]
+      jobs.append(made)
+    else:
+      keys, parts = table[name]
+      kind = write_ours(folder, keys, parts, seed)
+    batch, examples = batch_for(kind, keys, length, is_packed)
     files = f"{folder}.in.npz", f"{folder}.out.npz"
     np.savez(files[0], **batch)
-    jobs.append(["make", folder, kind, {**SIZE, **keys}, seed, NOISE])
-    jobs.append(["run", folder, kind, *files])
-    answers[name] = folder, files[1], batch, examples
+    jobs.append(["run", str(folder), kind, *files])
+    answers[name] = str(folder), files[1], batch, examples
   peer(jobs)
-  assert_alike(answers)
-
-
-def assert_alike(answers):
-  """Of a dict of arguments of `compare`."""
   for name, case in answers.items():
     found = compare(*case)
-    worst = max(found, key=found.get)
-    print(f"{name}: logits {found.get('logits')}, {worst} {found[worst]}")
-    assert found[worst] <= TOLERANCE, (name, found)
-
-
-LANGUAGE_MODELS = ["masked LM", "narrow", "deep", "euro"]
-
-
-@cases((128, False, ["mean"]), (False, [*OURS]), (True, LANGUAGE_MODELS))
-def test_what_we_wrote(tmp_path, peer, length, is_packed, names):
-  """With the classes that config.json names; read back to the last bit."""
-  jobs, answers = [], {}
-  for seed, name in enumerate(names):
-    keys, parts = OURS[name]
-    folder, kind, values = write_ours(tmp_path / name, keys, parts, seed)
-    batch, examples = random_batch(
-      length, is_packed, kind.endswith("LM"), window=keys.get("local_attention")
-    )
-    files = f"{folder}.in.npz", f"{folder}.out.npz"
-    np.savez(files[0], **batch)
-    jobs.append(["run", folder, kind, *files])
-    answers[name] = folder, files[1], batch, examples
-    assert_same(checkpoint_weights.read([folder]).values, values)
-  peer(jobs)
-  assert_alike(answers)
+    print(f"{name}: {found}")
+    for output, (difference, largest) in found.items():
+      bound = TOLERANCE if name in BERT else OF_LARGEST * largest
+      assert difference <= bound, (name, output, difference, largest)
 
 
 def write_ours(folder, keys, parts, seed):
-  """A folder of random weights of ours, its class and these weights."""
-  config = BertConfig.from_dict({**SIZE, "type_vocab_size": 2, **keys})
-  rng, values = np.random.default_rng(seed), {}
-  for weight in weights.weights(config):
-    if weight.part in parts:
-      shape = [3 if n is None else n for n in weight.shape]
-      value = rng.normal(0.0, 0.06, shape) + weight.name.endswith("gamma")
-      values[weight.name] = value.astype(np.float32)
+  """The class of a new folder of random weights, which reads back as it is."""
+  keys = {**SIZE, "type_vocab_size": 2, **keys}
+  config = BertConfig.from_dict(keys)
+  if folder.name in BERT:
+    values = random_values(parts, seed, keys=keys)
+  else:
+    values = random_values(parts, seed, keys=keys, stddev=0.06)
+    for name, value in values.items():
+      value += name.endswith("gamma")
   found, labels = weights.heads_of(config, values), []
   if {*found} & {*tasks.LABELLED}:
     labels = ["a", "b", "c"]
@@ -305,4 +349,5 @@ def write_ours(folder, keys, parts, seed):
   json_files.write(str(folder / "config.json"), content)
   tensors = huggingface_weights.to_huggingface(values, config, "here")
   huggingface_weights.write_tensors(str(folder), tensors)
-  return str(folder), content["architectures"][0], values
+  assert_same(checkpoint_weights.read([str(folder)]).values, values)
+  return content["architectures"][0]

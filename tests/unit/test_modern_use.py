@@ -142,9 +142,8 @@ def test_pretraining_from_a_folder(tiny_run, tmp_path, capfd, name):
     init_checkpoint=str(tmp_path / "theirs"),
   )  # fmt: skip
   told = "".join(capfd.readouterr())
-  assert f"loaded: {len(values)}\n" in told
-  assert "missing there, so initial weights: 0\n" in told
-  assert "unused: 0\n" in told
+  for line in (f"loaded: {len(values)}", "unused: 0", "initial weights: 0"):
+    assert f"{line}\n" in told
   convert(tmp_path / "run", tmp_path / "again")
   again = checkpoint_weights.open_checkpoint(str(tmp_path / "again"))
   assert {*again.shapes} == {*values}

@@ -157,15 +157,9 @@ def test_an_evaluation_uses_all_words(tiny_run, tmp_path):
   some, every = map(runs.metrics, folders)
   assert some != pytest.approx(every, rel=1e-3)
   assert np.mean(some) == pytest.approx(np.mean(every), rel=0.05)
-
-
-@pytest.mark.parametrize(
-  "changes, words",
-  [
+  for changes, words in (
     ({"sampled_softmax": 100}, "the vocabulary has 100 words"),
     ({"tensor_parallel": 2}, "--sampled_softmax does not go with"),
-  ],
-)
-def test_what_cannot_be_sampled_is_refused(tiny_run, tmp_path, changes, words):
-  with pytest.raises(UserError, match=words):
-    runs.pretrain(tiny_run, tmp_path, **{"sampled_softmax": 9, **changes})
+  ):
+    with pytest.raises(UserError, match=words):
+      runs.config(tiny_run, tmp_path, **{"sampled_softmax": 9, **changes})
