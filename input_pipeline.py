@@ -442,8 +442,7 @@ def _micro_batches(source, rows: Rows, size: int, seed: int) -> MicroBatch:
 class Batches:
   """A stream of this rank's batches.
 
-  A position is the number of a training's updates made, or of an evaluation's
-  batches.
+  A position is a training's updates made, or an evaluation's batches.
   """
 
   next: tuple  # of Tensors
@@ -531,8 +530,7 @@ def fixed_micro_batch(columns: dict, accumulation: int) -> MicroBatch:
 def evaluation_batches(source, batch_size, comm, limit: int = 0) -> Batches:
   """This rank's share of all records, once; `next` is the source's `batch`.
 
-  Rows that fill up the last batch weigh 0. `limit` is the most records over all
-  ranks; 0 is all.
+  Rows that fill up weigh 0. `limit`: the most records over all ranks; 0: all.
   """
   count = min(len(source), limit) if limit else len(source)
   mine = range(comm.rank, count, comm.size)

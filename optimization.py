@@ -30,8 +30,7 @@ def create_optimizer(
   """google/bert's training op for one process, for scripts written for it.
 
   AdamW with warm-up and decay, gradients clipped by global norm 1; it advances
-  the global step. Training over ranks needs `build_train_ops`. ValueError if
-  `use_tpu`.
+  the global step. Training over ranks needs `build_train_ops`.
   """
   if use_tpu:
     raise ValueError("use_tpu=True: this project trains on GPUs and CPUs")

@@ -117,11 +117,7 @@ class Checkpointer:
   def commit(
     self, session: tf.Session, step: int, if_idle: bool = False
   ) -> None:
-    """Copies all variables to memory.
-
-    `if_idle`: not while a checkpoint is being written from the memory that this
-    one needs.
-    """
+    """Copies all variables; `if_idle`: not while their memory is written."""
     if self._elastic:
       # All ranks commit, or none. They wait for each other, so rank 0 has
       # reported all updates up to here: the next world does not repeat them.

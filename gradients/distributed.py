@@ -87,8 +87,8 @@ class Comm:
   def seconds_between(self, local: Sequence, reduced: Sequence) -> tf.Tensor:
     """float64 scalar: how long this rank waits for what is reduced over ranks.
 
-    From the last of `local`, its own tensors, to the last of `reduced`: that
-    includes waiting for late ranks. Not a number on GPUs.
+    From the last of `local`, its own tensors, to the last of `reduced`. Not a
+    number on GPUs.
     """
     return tf.constant(0.0, tf.float64)
 
@@ -113,10 +113,7 @@ class Comm:
     return False
 
   def check_equal(self, what: str, value: str) -> None:
-    """`DistributedError` on all ranks unless they all have rank 0's `value`.
-
-    Its message has the lines of `value` that differ.
-    """
+    """`DistributedError` with the lines in which ranks' `value`s differ."""
     first = self.from_root(value)
     odd = np.flatnonzero(self.gather(np.array([value != first]))).tolist()
     if not odd:
@@ -228,9 +225,7 @@ def init(num_threads: int = 0, tensor_parallel: int = 1) -> Comm:
   """Joins the world this process was started in, before any graph is built.
 
   `num_threads` are this rank's; 0 is the host's cores divided by its ranks.
-  `tensor_parallel` consecutive ranks hold a model together. DistributedError:
-  Horovod cannot be imported, ranks do not find each other, a host with GPUs has
-  fewer than ranks, or the number of ranks is no multiple of tensor_parallel.
+  `tensor_parallel` consecutive ranks hold a model together.
   """
   return settled(_join(tensor_parallel), num_threads)
 
@@ -354,10 +349,7 @@ def _init(hvd, process_sets=()) -> None:
 
 
 def rejoin(comm: Comm) -> Comm:
-  """Leaves an elastic world, and returns when all ranks of the next are there.
-
-  DistributedError: no next world formed, or this host is not in it.
-  """
+  """Leaves an elastic world; returns when all ranks of the next are there."""
   hvd = load_horovod()
   hvd.shutdown()
   _NOTICES.came = False  # the next world knows all notices up to here

@@ -70,9 +70,8 @@ class MomentOptimizer(tf.train.Optimizer):
   variable NAME/SLOT of its shape, which starts at 0; checkpoints, ZeRO, tensor
   slicing and --dry_run follow from the declaration. With bias correction
   `applied_updates` counts the updates without those that were skipped.
-  `trust_ratios` are the factors of each variable's rate, of
-  `VariableLayout.norm`'s shape, in the order of the last `apply_gradients`; or
-  none.
+  `trust_ratios` are factors of the variables' rates, of `VariableLayout.norm`'s
+  shape, in the order of the last `apply_gradients`; or none.
   """
 
   has_trust_ratios = False
@@ -136,10 +135,7 @@ class MomentOptimizer(tf.train.Optimizer):
   def apply_gradients(
     self, grads_and_vars, global_step=None, name=None, layout=None
   ):
-    """As in google/bert, `global_step` is not advanced.
-
-    layout: how this rank holds the variables; None: whole.
-    """
+    """As in google/bert, `global_step` is not advanced; no layout is whole."""
     pairs = [(g, v) for g, v in grads_and_vars if g is not None]
     kept = self._corrected(self.create_slots([v for _, v in pairs]))
     layout = layout or VariableLayout()
@@ -156,11 +152,7 @@ class MomentOptimizer(tf.train.Optimizer):
     return tf.group(*updates, counted, name=name)
 
   def _update(self, gradient, variable, slots: dict, decay, layout):
-    """The op that updates one variable.
-
-    slots: its slots by name; decay: a float, or of the variable's shape;
-    layout: how this rank holds the variable.
-    """
+    """The op that updates a variable; decay: a float, or of its shape."""
     raise NotImplementedError
 
   def _corrected(self, kept: list[dict[str, Slot]]) -> list[dict[str, Slot]]:

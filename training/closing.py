@@ -11,11 +11,7 @@ from training import next_steps, reporting
 def finish(
   run, training: dict | None, results: dict | None, step: int, predicted: list
 ) -> None:
-  """Writes the results of a `train_loop.Run`, and tells them; on rank 0.
-
-  training: of `train_loop.train`; results: of the last evaluation; predicted:
-  lines about predictions.
-  """
+  """Writes and tells what training and evaluation returned; on rank 0."""
   folder, prefix = run.config.output_dir, run.checkpointer.files.prefix
   lines = [""]  # apart from the progress above
   if training and training["updates"]:

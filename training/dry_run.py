@@ -343,10 +343,7 @@ def _duration(seconds: float) -> str:
 
 
 def tell_needs(build: Callable, start: stages.StageStart, ranks: int) -> int:
-  """Prints the plan of a run or a stage, and what it needs.
-
-  `build` is a `Job`'s. Returns the plan's last update.
-  """
+  """Prints a plan and what it needs; returns its last update."""
   config, plan, shares = start
   on_gpu = bool(tf.config.list_physical_devices("GPU"))
   precision = training_run.precision_line(config, on_gpu)
@@ -372,10 +369,7 @@ def tell_needs(build: Callable, start: stages.StageStart, ranks: int) -> int:
 
 
 def run(config, about: Sequence[str], build: Callable) -> None:
-  """Plans a run, and measures what it needs; on rank 0.
-
-  `about` are lines about the config, `build` is as `Job.build`.
-  """
+  """Plans a run, tells `about` it, and measures what it needs; on rank 0."""
   _, started = processes.started()
   ranks = config.dry_run_ranks or started
   groups, left_over = divmod(ranks, config.tensor_parallel)

@@ -20,11 +20,7 @@ from training.signals import StopSignals
 
 
 def run(job: Callable[..., dict], comm) -> dict:
-  """The result of `job(comm, snapshot, signals)` in the last world.
-
-  Raises `SystemExit` if a signal asked this rank to leave, `DistributedError`
-  if the next world has no place for it.
-  """
+  """The result of `job(comm, snapshot, signals)` in the last world."""
   snapshot = Snapshot()
   with StopSignals() as signals:
     while True:

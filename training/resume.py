@@ -137,10 +137,7 @@ def check_position(
   orders: tuple[record_order.Order, record_order.Order],
   before: Description,
 ) -> list[str]:
-  """Lines about what changed; `UserError` if its updates were not of `plan`.
-
-  `orders` are those of `checkpointing.TrainingState.orders`.
-  """
+  """Lines about what changed; `UserError` if its updates were not of `plan`."""
   folder = before.folder or config.output_dir
   # What the checkpoint says counts; its folder's files may be older.
   was = before.facts() | order_facts(orders[0])

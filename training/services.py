@@ -187,10 +187,7 @@ class Sender(threading.Thread):
 
 @contextlib.contextmanager
 def reporting(names: tuple[str, ...], folder: str, step: int) -> Iterator[None]:
-  """Sends what a training that starts after update `step` writes to its files.
-
-  At the end the services have `_END_SECONDS`, after an error 2 seconds.
-  """
+  """Sends what a training that starts after update `step` reports."""
   senders = [Sender(folder, name, step) for name in dict.fromkeys(names)]
   for sender in senders:
     sender.start()

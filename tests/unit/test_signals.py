@@ -71,33 +71,7 @@ def test_a_world_changes_only_when_ranks_are_elastic():
   assert verdict(4, 0, 0) == verdict(4, 4, 1) == "stop"
 
 
-@pytest.mark.parametrize(
-  "script, name",
-  [
-    ("run_pretraining.py", "SIGTERM"),
-    ("run_pretraining.py", "SIGINT"),
-    ("run_pretraining.py", "SIGHUP"),
-    ("run_squad.py", "SIGTERM"),
-  ],
-)
-def test_a_stop_while_tensorflow_is_imported(tmp_path, script, name):
-  """As before the first update in general: nothing is there to be saved."""
-  (tmp_path / "tensorflow.py").write_text(
-    f"import os, signal, time\nos.kill(os.getpid(), signal.{name})\n"
-    "time.sleep(600)\n"
-  )
-  # Rank 0 would check the flags first.
-  words = [sys.executable, f"{runs.ROOT}/{script}"]
-  folders = {"PYTHONPATH": f"{tmp_path}:{runs.ROOT}", "HOROVOD_RANK": "1"}
-  done = subprocess.run(
-    [*HEARS_HANGUPS, *words],
-    capture_output=True, text=True, timeout=runs.HANG_SECONDS,
-    env={**os.environ, **folders},
-  )  # fmt: skip
-  assert done.returncode == errors.STOPPED_STATUS
-  assert done.stderr.splitlines() == [stopped(name)]
-
-
+# As in hvd.init, which may wait long: no Python code runs meanwhile.
 IN_C = """
 import ctypes
 from common import errors
@@ -111,29 +85,32 @@ with errors.leaving_in_c():
   lock(mutex)
   lock(mutex)  # for ever; a signal does not end it
 """
-
-
-def stopped(name):
-  """What is said of a signal when there is nothing to save."""
-  return f"{name}: stopped as asked: the same command completes it"
+IMPORTING = "import time\nprint(flush=True)\ntime.sleep(600)\n"
 
 
 @pytest.mark.parametrize(
-  "launcher, names",
+  "arguments, names",
   [
-    (HEARS_HANGUPS, ["SIGTERM"]),
-    (HEARS_HANGUPS, ["SIGINT"]),
-    (HEARS_HANGUPS, ["SIGHUP"]),
-    # Which does not hear the first.
-    (["nohup"], ["SIGHUP", "SIGTERM"]),
+    (["run_pretraining.py"], ["SIGTERM"]),
+    (["run_pretraining.py"], ["SIGINT"]),
+    (["run_pretraining.py"], ["SIGHUP"]),
+    (["run_squad.py"], ["SIGTERM"]),
+    (["-c", IN_C], ["SIGTERM"]),
+    (["-c", IN_C], ["SIGINT"]),
+    (["-c", IN_C], ["SIGHUP"]),
+    (["-c", IN_C], ["SIGHUP", "SIGTERM"]),  # under nohup, without the first
   ],
-  ids=["SIGTERM", "SIGINT", "SIGHUP", "only SIGTERM under nohup"],
 )
-def test_a_stop_while_ranks_look_for_each_other(launcher, names):
-  """As in hvd.init, which may wait long: no Python code runs meanwhile."""
+def test_a_stop_before_there_is_something_to_save(tmp_path, arguments, names):
+  """While TensorFlow is imported, or ranks look for each other."""
+  (tmp_path / "tensorflow.py").write_text(IMPORTING)
+  launcher = ["nohup"] if len(names) > 1 else HEARS_HANGUPS
+  # Rank 0 would check the flags first.
+  folders = {"PYTHONPATH": f"{tmp_path}:{runs.ROOT}", "HOROVOD_RANK": "1"}
   process = subprocess.Popen(
-    [*launcher, sys.executable, "-c", IN_C], cwd=runs.ROOT, text=True,
+    [*launcher, sys.executable, *arguments], cwd=runs.ROOT, text=True,
     stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    env={**os.environ, **folders},
   )  # fmt: skip
   process.stdout.readline()
   for name in names:
@@ -142,8 +119,10 @@ def test_a_stop_while_ranks_look_for_each_other(launcher, names):
   _, said = process.communicate(timeout=runs.HANG_SECONDS)
   assert process.returncode == errors.STOPPED_STATUS
   # nohup itself says that it ignores input.
-  assert said.splitlines()[-1] == stopped(names[-1])
-  assert launcher == ["nohup"] or said.count("\n") == 1
+  *others, last = said.splitlines()
+  stopped = "stopped as asked: the same command completes it"
+  assert last == f"{names[-1]}: {stopped}"
+  assert launcher == ["nohup"] or not others
 
 
 ENDING = """
