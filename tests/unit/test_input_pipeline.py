@@ -15,10 +15,10 @@ from samples import (
   write_config,
   write_packed,
   write_records,
+  write_shard,
 )
 
 import input_pipeline
-import modeling
 from benchmarks.step import first_batch
 from common.tensorflow_v1 import tf
 from config import record_shapes, training_plan
@@ -202,37 +202,45 @@ def test_ranks_with_other_contents_or_masks_are_found(dynamic, monkeypatch):
   assert dynamic_source(dynamic).fingerprint() != fingerprint
 
 
-def test_dynamic_masks_are_a_function_of_seed_epoch_and_record(dynamic):
+def assert_masked(source, batch, positions, prob):
+  """`batch` is of positions of the order 120, 5, masked by the function."""
+  numbers = record_order.Order(120, 5).records(positions)
+  records = [tf_example.decode_example(source.set.read(n)) for n in numbers]
+  tokens = []
+  for name in ("input_ids", "input_mask", "segment_ids", "is_continuation"):
+    tokens.append(np.stack([record[name] for record in records]))
+  *tokens, continuation = tokens
+  keys = masking.record_keys(5, positions // 120, numbers)
+  probs = np.full(len(numbers), prob)
+  masks = source.shape.masks._replace(masked_lm_prob=probs)
+  words = [continuation] if source.shape.whole_words else []
+  want = masking.mask_records(*tokens, keys, masks, *words)
+  for name, values in want._asdict().items():
+    np.testing.assert_array_equal(getattr(batch, name), values, err_msg=name)
 
-  def batches(size, start, count, seed=5):
-    """Masked positions of `count` global batches of 36 from update `start`."""
-    source, order = dynamic_source(dynamic), record_order.Order(120, seed)
-    plan = plan_of(size, 36, 36)
-    parts = [
-      train_on(source, order, plan, start, count, rank(r, size))
-      for r in range(size)
-    ]
-    return [
-      np.concatenate([part[i].batch.masked_lm_positions for part in parts])
-      for i in range(count)
-    ]
 
-  one = batches(1, 0, 7)  # two epochs of 120: some batches have parts of both
-  for positions, others in zip(one, batches(3, 0, 7), strict=True):
-    np.testing.assert_array_equal(positions, others)
-  np.testing.assert_array_equal(one[3:], batches(2, 3, 4))  # resumed
-  assert not np.array_equal(one, batches(1, 0, 7, seed=6))
+@pytest.mark.parametrize("size", [1, 3])
+def test_dynamic_masks_are_a_function_of_seed_epoch_and_record(dynamic, size):
+  """In two epochs of 120: some batches have parts of both. Ranks resume."""
+  source, order = dynamic_source(dynamic), record_order.Order(120, 5)
+  plan, own = plan_of(size, 36, 36), 36 // size
+  masks = source.shape.masks.masked_lm_prob
+  for r in range(size):
+    parts = train_on(source, order, plan, 2 * r, 7 - 2 * r, rank(r, size))
+    for update, part in enumerate(parts, 2 * r):
+      positions = 36 * update + own * r + np.arange(own)
+      assert_masked(source, part.batch, positions, masks)
   # The same record in both epochs: other masks for most.
-  epochs = np.concatenate(one)[:240].reshape(2, 120, -1)
-  orders = record_order.Order(120, 5).records(np.arange(240)).reshape(2, 120)
-  by_record = [e[np.argsort(o)] for e, o in zip(epochs, orders, strict=True)]
-  same = (by_record[0] == by_record[1]).all(axis=1)
-  assert same.mean() < 0.2
+  numbers = np.arange(120)
+  keys = [masking.record_keys(5, epoch, numbers) for epoch in (0, 1)]
+  assert (keys[0] != keys[1]).all()
+  assert (keys[0] != masking.record_keys(6, 0, numbers)).all()
 
 
-def test_the_share_of_masks_moves_over_the_run(dynamic):
-  """From 30% of the first update to 10% of the 100th, on any rank."""
-  source = dynamic_source(dynamic)
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_share_of_masks_moves_over_the_run(dynamic, size):
+  """From 30% of the first update to 10% of the 100th, by updates or by time."""
+  source, order = dynamic_source(dynamic), record_order.Order(120, 5)
   masks = source.shape.masks._replace(
     masked_lm_prob=0.3, max_predictions_per_seq=12
   )
@@ -240,42 +248,21 @@ def test_the_share_of_masks_moves_over_the_run(dynamic):
     source.shape, max_predictions_per_seq=12, masks=masks, last_prob=0.1,
     whole_words=False,
   )  # fmt: skip
-
-  def batch_of(size, update, by_time=None):
-    """The 24 records of all ranks, sorted."""
-    order, plan = record_order.Order(120, 5), plan_of(size, 24, 24)
-    parts = [
-      train_on(source, order, plan, update, 1, rank(r, size), by_time)[0].batch
-      for r in range(size)
-    ]
-    columns = map(np.concatenate, zip(*parts, strict=True))
-    return modeling.PretrainingBatch(*columns)
-
   half = lambda: 0.5  # of the time has passed
-  for update, by_time, share, sizes in (
-    (0, None, 0.3, [1]), (50, None, 0.3 - 0.2 * 50 / 99, [1, 2]),
-    (0, half, 0.2, [1, 2]), (99, half, 0.1, [1]),
+  for update, by_time, share in (
+    (50, None, 0.3 - 0.2 * 50 / 99), (99, None, 0.1), (0, half, 0.2),
   ):  # fmt: skip
-    got, *others = (batch_of(size, update, by_time) for size in sizes)
-    wanted = [
-      sum(
-        masking.num_to_predict(n, masks._replace(masked_lm_prob=share))
-        for n in np.bincount(mask)[1:]
+    for r in range(size):
+      plan, own = plan_of(size, 24, 24), 24 // size
+      (micro,) = train_on(
+        source, order, plan, update, 1, rank(r, size), by_time
       )
-      for mask in got.input_mask
-    ]
-    assert got.masked_lm_weights.sum(axis=1).tolist() == wanted
-    alone, *shared = (
-      batch.masked_lm_positions[np.lexsort(batch.input_ids.T)]
-      for batch in (got, *others)
-    )
-    for positions in shared:
-      np.testing.assert_array_equal(positions, alone)
+      positions = 24 * update + own * r + np.arange(own)
+      assert_masked(source, micro.batch, positions, share)
 
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_words_and_replacements_are_as_the_flags_say(dynamic, tmp_path, whole):
-  """All of a word is masked or nothing, and all that is masked is [MASK]."""
   masks = masking.MaskConfig(
     masked_lm_prob=(0.3, 0.3), do_whole_word_mask=whole, mask_replace_prob=1.0,
     random_replace_prob=0.0,
@@ -284,27 +271,15 @@ def test_words_and_replacements_are_as_the_flags_say(dynamic, tmp_path, whole):
   config = runs.config(
     tiny, "unused", masks=masks, max_predictions_per_seq=None
   )
-  shape = record_shapes.of_patterns(dynamic, config)
-  source = source_of(dynamic, shape)
+  source = source_of(dynamic, record_shapes.of_patterns(dynamic, config))
   order = record_order.Order(120, 5)
   (micro,) = train_on(source, order, plan_of(1, 120, 120), 0, 1)
-  batch = micro.batch
-  rows, slots = np.nonzero(batch.masked_lm_weights)
-  places = batch.masked_lm_positions[rows, slots]
-  assert (batch.input_ids[rows, places] == shape.masks.mask_id).all()
-  chosen, original = np.zeros_like(batch.input_ids), batch.input_ids.copy()
-  chosen[rows, places] = 1
-  original[rows, places] = batch.masked_lm_ids[rows, slots]
-  maskable = masking.maskable_tokens(batch.input_mask, batch.segment_ids)
-  split = words = 0
-  for row in range(len(original)):
-    (tokens,) = np.nonzero(maskable[row])
-    for before, token in itertools.pairwise(tokens):
-      same = batch.input_mask[row, before] == batch.input_mask[row, token]
-      if same and original[row, token] % 3 == 0:  # as write_packed has it
-        words += 1
-        split += chosen[row, before] != chosen[row, token]
-  assert words > 100 and (split == 0) == whole
+  assert_masked(source, micro.batch, np.arange(120), 0.3)
+  rows, slots = np.nonzero(micro.batch.masked_lm_weights)
+  masked = micro.batch.masked_lm_positions[rows, slots]
+  mask_id = source.shape.masks.mask_id
+  assert (micro.batch.input_ids[rows, masked] == mask_id).all()
+  assert source.shape.whole_words == whole
 
 
 def test_dynamic_masks_of_an_evaluation_stay(dynamic):
@@ -386,9 +361,7 @@ def test_a_bad_record_inside_is_found_and_named(tmp_path):
   path = str(tmp_path / "a.tfrecord")
   features = fake_records(8, seed=0)
   features[6]["masked_lm_ids"][0] = 100  # one more than the vocabulary has
-  with tfrecord.shard_writer(path) as writer:
-    for record in features:
-      writer.write(tf_example.encode_example(record))
+  write_shard(path, features)
   source = source_of(path)
   evaluated = failing(
     source, lambda: input_pipeline.evaluation_batches(source, 4, Comm())
@@ -486,12 +459,10 @@ def test_records_whose_manifest_is_missing(tmp_path):
   (features,) = fake_records(1, seed=0)
   features["segment_ids"][:] = 0
   alone, drawn = (str(tmp_path / f"{name}.tfrecord") for name in "ab")
-  with tfrecord.shard_writer(alone) as writer:
-    writer.write(tf_example.encode_example(features))
+  write_shard(alone, [features])
   for name in ("positions", "ids", "weights"):
     del features[f"masked_lm_{name}"]
-  with tfrecord.shard_writer(drawn) as writer:
-    writer.write(tf_example.encode_example(features))
+  write_shard(drawn, [features])
   refused(alone, "no pair of segments: copy NAME")
   shape = dataclasses.replace(SHAPE, next_sentence=False)
   source_of(alone, shape)
