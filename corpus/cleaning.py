@@ -20,8 +20,8 @@ import hashlib
 import itertools
 import operator
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -98,6 +98,12 @@ def _write_chunk(
   for kind, array in arrays.items():
     np.save(os.path.join(folder, kind), array)
   json_files.write(done_file, counts)
+
+
+def _save(function: Callable[..., np.ndarray], *arguments: Any) -> None:
+  """Writes function(...) as a task's array; its path is the last argument."""
+  *values, output = arguments
+  np.save(output, function(*values))
 
 
 def _total(chunks: Iterable[_Chunk], count: str) -> int:
@@ -189,9 +195,9 @@ def _filter_chunk(
 
 
 def _find_recurring(
-  chunks: list[_Chunk], part: int, parts: int, most: int, output: str
-) -> None:
-  """Finds the lines of more than `most` documents, and the first of these."""
+  chunks: list[_Chunk], part: int, parts: int, most: int
+) -> np.ndarray:
+  """The hashes of lines of more than `most` documents; the first of these."""
   # Blank lines separate paragraphs, so they may recur.
   blank = np.frombuffer(_line_hash(b"").digest(), np.uint64)
   tables, first = [np.zeros((2, 0), np.uint64)], 0
@@ -208,7 +214,7 @@ def _find_recurring(
     hashes, return_index=True, return_counts=True
   )
   recurs = counts > most
-  np.save(output, np.stack([hashes[recurs], owners[firsts[recurs]]]))
+  return np.stack([hashes[recurs], owners[firsts[recurs]]])
 
 
 @functools.lru_cache(1)
@@ -228,11 +234,7 @@ def _sign_chunk(
   rules: Rules,
   output: str,
 ) -> None:
-  """Splits documents into sentences, and writes what finds duplicates.
-
-  `first` is the number of the chunk's first document; `recurring` are files of
-  `_find_recurring`.
-  """
+  """Splits documents, numbered from `first`, into sentences, and signs them."""
   stays = np.ones(0, bool)
   if recurring:
     # A line that recurs stays in its first document.
@@ -387,9 +389,8 @@ def clean(
   chunks = [chunk.path for chunk in signed]
   for band in range(near_duplicates.BANDS):
     for part in range(parts):
-      make = functools.partial(
-        _find_pairs, chunks, band, part, parts, rules.similarity
-      )
+      find = functools.partial(_save, near_duplicates.edges, chunks, band)
+      make = functools.partial(find, part, parts, rules.similarity)
       tasks.append(Task(f"{folder}/pairs-{band:02d}-{part:04d}.npy", make))
   pairs = Phase(tasks, work).finish("near-duplicates")
 
@@ -406,18 +407,6 @@ def clean(
   return folder, Summary(**json_files.read_own(path, _REMEDY))
 
 
-def _find_pairs(
-  folders: list[str],
-  band: int,
-  part: int,
-  parts: int,
-  similarity: float,
-  output: str,
-) -> None:
-  pairs = near_duplicates.edges(folders, band, part, parts, similarity)
-  np.save(output, pairs)
-
-
 def _sign(
   work: SharedWork, sources: list[_Chunk], rules: Rules
 ) -> list[_Chunk]:
@@ -428,7 +417,8 @@ def _sign(
     parts = 1 + _total(sources, "lines") // _PART_HASHES
     folder = work.folder("lines")
     for part in range(parts):
-      make = functools.partial(_find_recurring, sources, part, parts, most)
+      find = functools.partial(_save, _find_recurring, sources)
+      make = functools.partial(find, part, parts, most)
       tasks.append(Task(f"{folder}/lines-{part:04d}.npy", make))
     recurring = Phase(tasks, work).finish("lines that recur")
   folder, first, signed, tasks = work.folder("signed"), 0, [], []

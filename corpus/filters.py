@@ -437,10 +437,7 @@ class Filters:
     return cls(source)
 
   def clean(self, lines: list[str], counts: "Counts") -> tuple[list[str], str]:
-    """(the lines that stay, the filter that removes the document or "").
-
-    "" in `lines` is between paragraphs. What is removed goes to `counts`.
-    """
+    """(the lines that stay, the filter that removes the document or "")."""
     document = _Document(lines)
     for one in _chain(self.source):
       left = one.apply(document, counts)

@@ -5,13 +5,11 @@ documents are near-duplicates if their sets have a high Jaccard similarity: the
 share of common shingles in all (Broder 1997, "On the resemblance and
 containment of documents"). Pairs are found by MinHash with banding (Leskovec,
 Rajaraman and Ullman, "Mining of Massive Datasets", chapter 3), and each is
-verified exactly, unlike FineWeb's (arXiv:2406.17557, by datatrove with 14 bands
-of 8 rows). So short bands, which find more pairs, cost no precision.
+verified exactly. So short bands, which find more pairs, cost no precision.
 
-Each piece of a corpus has a folder with its signatures (`write_signatures`).
-`edges` connects the documents of all pieces, band by band and part by part of a
-band's keys, and `clusters` joins the edges. Documents are numbered over the
-pieces in their order.
+Each piece of a corpus has a folder with its signatures. `edges` connects the
+documents of all pieces, which are numbered in their order, by part of a band's
+keys, and `clusters` joins the edges.
 
 Only to compare, ASCII letters are lower-cased, and what is neither an ASCII
 letter or digit nor a byte above 127 separates words. A Chinese, Japanese or

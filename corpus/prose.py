@@ -52,10 +52,7 @@ def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _joint(line: str, size: int, following: str) -> str | None:
-  """The text between two lines of a sentence, or None if they are apart.
-
-  `size`: characters of the paragraph so far.
-  """
+  """The text between two lines of a sentence, or None if they are apart."""
   between = "" if has_chinese(following[0]) else " "
   if line.endswith(_UNFINISHED):
     return between
@@ -68,10 +65,7 @@ def _joint(line: str, size: int, following: str) -> str | None:
 
 
 def split_sentences(text: str, language: str = "en") -> list[str]:
-  """The stripped sentences of a paragraph; line ends count as spaces.
-
-  An ISO 639-1 code without rules falls back to a related language or English.
-  """
+  """The stripped sentences of a paragraph; line ends count as spaces."""
   # Imported here, because only prose needs it.
   import sentencex
 

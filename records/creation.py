@@ -103,11 +103,7 @@ def create(
 def claim(
   settings: CreationSettings, inputs: list[str], num_shards: int | None
 ) -> data_set.Manifest | None:
-  """The manifest of the data set that the new one replaces, if there is one.
-
-  UserError if a file that will be written is an input, a folder or a file of
-  another data set.
-  """
+  """Refuses to write others' files; the manifest of what is replaced."""
   flag = f"--output_file={settings.output_file}"
   # No input may be overwritten.
   names, earlier = settings.shard_names(num_shards), None
@@ -173,10 +169,7 @@ def _example_bytes(settings: CreationSettings) -> int:
 def shards_and_blocks(
   counts: token_store.CorpusCounts, settings: CreationSettings
 ) -> tuple[int, int]:
-  """The number of shards, and of each one's blocks of `_BLOCK_BYTES`, about.
-
-  A shard is a block of the corpus, if no flag says how many there are.
-  """
+  """The number of shards, and of each one's blocks of `_BLOCK_BYTES`, about."""
   full = counts.tokens // settings.max_seq_length
   examples = settings.dupe_factor * (counts.documents + full)
   blocks = max(1, -(-examples * _example_bytes(settings) // _BLOCK_BYTES))
@@ -239,10 +232,7 @@ class _Creation(NamedTuple):
     before: set[str],
     output: str,
   ) -> int:
-    """Makes the store of all chunks, whose file of counts is `output`.
-
-    Returns the bytes of text whose chunks were there `before`.
-    """
+    """Makes the store, with the counts `output`; bytes that were `before`."""
     settings, done, kept = self.settings, 0, 0
     # A document longer than a block of examples is cut.
     block_examples = _BLOCK_BYTES // _example_bytes(settings)
@@ -290,11 +280,7 @@ class _Creation(NamedTuple):
     return [shards.ShardResult.load(path) for path in results], phase.kept
 
   def publish(self, manifest: data_set.Manifest) -> None:
-    """Moves the shards and the manifest to their folder.
-
-    The files of an earlier manifest are deleted before: a glob would match
-    them, too.
-    """
+    """Replaces an earlier manifest's files by the shards and the new one."""
     settings, folder = self.settings, self.work.folder("shards")
     # Making shards takes hours: other data sets may have come meanwhile.
     earlier = claim(settings, self.inputs, len(manifest.files))

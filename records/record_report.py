@@ -140,10 +140,7 @@ def examples(
   encoder: Encoder | None,
   pairs: bool = True,
 ) -> Iterator[str]:
-  """The examples of record files as text, up to the first error in each file.
-
-  `settings` draws masks; without `encoder` ids are shown.
-  """
+  """The examples of record files as text, up to the first error in a file."""
   for path in paths:
     shard = os.path.basename(path)
     try:
@@ -202,10 +199,7 @@ def original_ids(record: Record) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _spelled(
-  seen: np.ndarray,
-  was: np.ndarray,
-  chosen: np.ndarray,
-  encoder: Encoder | None,
+  seen: np.ndarray, was: np.ndarray, chosen: np.ndarray, encoder: Encoder | None
 ) -> list[str]:
   """Texts of ids [S], {seen|was} at positions `chosen`."""
   if encoder is None:
@@ -237,10 +231,7 @@ def survey_file(
   features: Features,
   most: int | None,
 ) -> Counter | DataError:
-  """Counts what a file holds, verified, or a sample of `most` records.
-
-  Returns the first error: raised, it would stop the pool's other files.
-  """
+  """Counts what a file holds, verified, or a sample of `most` records."""
   try:
     if not most:
       tfrecord.verify_file(path, info)
@@ -261,7 +252,7 @@ def survey_file(
       counts["to predict"] += int(weights.sum())
     return counts
   except DataError as e:
-    return e
+    return e  # raised, it would stop the pool's other files
 
 
 def survey(

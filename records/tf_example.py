@@ -71,11 +71,7 @@ def _entry_head(name: str, list_field: int, length: int) -> bytes:
 
 
 def encode_examples(features: Mapping[str, np.ndarray]) -> list[bytes]:
-  """Serializes the rows of arrays [B, n], each as a `tf.train.Example`.
-
-  The bytes are `SerializeToString`'s with the features in this order.
-  ValueError if an integer is negative or B differs.
-  """
+  """The bytes of `SerializeToString` for each row of arrays [B, n]."""
   columns = []
   for name, values in features.items():
     values = np.asarray(values)
@@ -131,10 +127,7 @@ def _example_class() -> type[message.Message]:
 
 
 def decode_example(record: bytes) -> dict[str, np.ndarray]:
-  """Parses a `tf.train.Example`: name -> int64, float32 or bytes [n].
-
-  A feature without a list gives int64 [0]. DataError if it is no such message.
-  """
+  """Parses a `tf.train.Example`: name -> int64, float32 or bytes [n]."""
   try:
     example = _example_class().FromString(record)
   except message.DecodeError as e:

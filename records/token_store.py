@@ -32,10 +32,7 @@ CHUNK_BYTES = 2 << 20  # of text; a piece of a plain file is about one chunk
 
 @functools.lru_cache(maxsize=1)
 def load_tokenizer(info: TokenizerInfo) -> Encoder:
-  """Loads the tokenizer at `info.file` once for all pieces of text.
-
-  So they share its cache of words. `UserError` if the file has changed.
-  """
+  """Loads the tokenizer at `info.file` once for all pieces of text."""
   loaded = kinds.KINDS[info.kind](info.file, info.do_lower_case)
   if info.sha256 != loaded.info().sha256:
     raise errors.UserError(
@@ -59,14 +56,11 @@ def tokenize_piece(
   piece: Piece,
   text: TextFormat,
   info: TokenizerInfo,
-  mark_words: bool,
+  mark_words: bool,  # sets the `continuation_bit`
   chunk_file: Callable[[int], str],
   output: str,
 ) -> None:
-  """Tokenizes one piece into its chunk files; runs in a worker.
-
-  `mark_words`: whether to set the `continuation_bit`.
-  """
+  """Tokenizes one piece into its chunk files; runs in a worker."""
   batches = text_files.read_batches(piece, text)
   text_bytes = operator.attrgetter("bytes")
   chunks = text_files.gathered(batches, text_bytes, CHUNK_BYTES)

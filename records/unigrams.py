@@ -50,10 +50,7 @@ def texts(
   features: Mapping[str, Mapping[str, data_set.Feature]],
   at: Callable[[int], None] = lambda done: None,
 ) -> Iterator[np.ndarray]:
-  """The tokens of each of the records `chosen`, before masking: int [n].
-
-  `features` are by file. `at` is called with the number of records done.
-  """
+  """The tokens of each of the records `chosen`, before masking: int [n]."""
   for done, number in enumerate(chosen, 1):
     of_file = features[files.locate(number)[0]]
     record = record_report.read_record(files, number, of_file)
@@ -83,10 +80,7 @@ def log_frequencies(counts: np.ndarray) -> np.ndarray:
 def log_likelihoods(
   counts: np.ndarray, sentences: Iterable[np.ndarray]
 ) -> np.ndarray:
-  """float64 [sentences]: the sums of their tokens' log frequencies.
-
-  Sums are exact before they are rounded: sentences of the same tokens are equal
-  in any order.
-  """
+  """float64 [sentences]: the sums of their tokens' log frequencies."""
   logs = log_frequencies(counts)
+  # Exact sums: sentences of the same tokens are equal in any order.
   return np.array([math.fsum(logs[ids]) for ids in sentences])

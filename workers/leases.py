@@ -176,10 +176,7 @@ class Watch:
 
 @contextlib.contextmanager
 def heart(folder: str) -> Iterator[Leases]:
-  """This process as a worker of a folder: its file changes in each beat.
-
-  The folder has the folders `WORKERS` and `LEASES`.
-  """
+  """This process as a worker of a folder: its file changes in each beat."""
   worker = f"{os.uname().nodename}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
   path = os.path.join(folder, WORKERS, worker)
   # It is locked before others see it; without locks only its beats count.

@@ -50,14 +50,11 @@ def make_chunks(
   items: Iterable[T],
   make: Callable[[T, str], None],
 ) -> None:
-  """Makes a chunk of each item by make(item, path), and then `output`.
-
-  Chunks that an earlier worker made stay, so a piece that takes hours is not
-  read for nothing.
-  """
+  """Makes a chunk of each item by make(item, path), and then `output`."""
   scratch, count = os.path.dirname(output), 0
   for item in items:
     path = chunk_file(count)
+    # An earlier worker's stay: no piece that takes hours is read for nothing.
     if not os.path.exists(path):
       make(item, leases.unfinished(scratch, path))
       leases.deliver(scratch, path)
@@ -166,10 +163,7 @@ class Phase:
     return paths
 
   def chunks(self) -> Iterator[str]:
-    """The files of all chunks of pieces, in the order of the input.
-
-    Each comes as soon as it is whole, while later ones are being made.
-    """
+    """The chunks' files, in the order of the input, each when it is whole."""
     for task in self._tasks:
       for number in itertools.count():
         chunk = task.chunk_file(number)
@@ -184,12 +178,9 @@ def share(
   function: Callable[[SharedWork], T],
   job: work_dir.Job,
   worker: work_dir.Worker | None,
-  num_workers: int | None,
+  num_workers: int | None,  # processes; None: one for each core
 ) -> T | None:
-  """Returns function(work), or None if another worker has finished the job.
-
-  `num_workers` processes do the tasks; None: one for each core.
-  """
+  """Returns function(work), or None if another worker has finished the job."""
   worker = worker or work_dir.alone()
   cores = max(1, available_cores() // worker.local_size)
   with (

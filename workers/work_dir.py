@@ -2,8 +2,7 @@
 
 It has a folder for each attempt, 0 for the first. An attempt has one plan
 (text, settings, tokenizer); a command with another plan begins the next one. A
-worker joins the newest attempt of its own plan, or begins one. So stopped work
-waits for the next command, and nobody waits for a worker that has not come.
+worker joins the newest attempt of its own plan, or begins one.
 """
 
 import contextlib

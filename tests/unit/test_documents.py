@@ -4,7 +4,6 @@ import functools
 import gzip
 import json
 import lzma
-import pickle
 import sys
 
 import pytest
@@ -97,20 +96,6 @@ def test_documents_of_plain_text_in_any_pieces(
     pieces = documents.split_into_pieces([str(path)], FORM)
     assert len(pieces) == -(-len(content) // piece_bytes)
     assert read(path) == by_hand(path, content)
-
-
-def test_a_document_is_read_by_the_piece_of_its_border(tmp_path, monkeypatch):
-  monkeypatch.setattr(text_files, "PIECE_BYTES", 4)
-  path = tmp_path / "t.txt"
-  path.write_text("a\nb\n\nlong long\nc\n\nd\n")
-  pieces = documents.split_into_pieces([str(path)], FORM)
-  pieces = pickle.loads(pickle.dumps(pieces))
-  found = [
-    [d.lines for d in documents.read_documents([p], FORM)] for p in pieces
-  ]
-  assert found == [[["a", "b"]], [["long long", "c"]], [], [], [["d"]]]
-  (tmp_path / "u.txt").write_text("e\n")  # the end of a file is a border, too
-  assert texts(tmp_path / "*")[-2:] == [["d"], ["e"]]
 
 
 @settings(deadline=None, max_examples=100)

@@ -93,12 +93,7 @@ def test_compressed_files(tmp_path, name, compress):
 
 
 @pytest.mark.parametrize(
-  "name, compress",
-  [
-    ("t.jsonl", bytes),
-    ("t.JSONL.xz", lzma.compress),
-    ("t.jsonl", zstd.compress),
-  ],
+  "name, compress", [("t.JSONL.xz", lzma.compress), ("t.jsonl", bytes)]
 )
 def test_json_lines(tmp_path, name, compress):
   records = [
@@ -149,19 +144,16 @@ def test_a_long_line_of_json_is_several(tmp_path, monkeypatch):
 SPANISH = "El señor\n\ncafé"
 
 
-@pytest.mark.parametrize("name", ["t.txt", "t.txt.gz", "t.txt.zst", "t.jsonl"])
-@pytest.mark.parametrize(
-  "encoding", ["latin-1", "utf-16", "utf-16-be", "cp037"]
-)
+@pytest.mark.parametrize("name", ["t.txt", "t.txt.zst", "t.jsonl"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "cp037"])
 def test_another_encoding(tmp_path, name, encoding, monkeypatch):
   monkeypatch.setattr(text_files, "_PART_CHARS", 5)
   monkeypatch.setattr(text_files, "PIECE_BYTES", 8)
   is_json = name == "t.jsonl"
   spelt = json.dumps({"text": SPANISH}, ensure_ascii=False)
   data = (spelt if is_json else SPANISH).encode(encoding)
-  compress = {".gz": gzip.compress, ".zst": zstd.compress}
   path = tmp_path / name
-  data = compress.get(path.suffix, bytes)(data)
+  data = zstd.compress(data) if path.suffix == ".zst" else data
   want = ["El señor", "", "café"]
   if is_json:
     want = ["", "El señor", "café", ""]

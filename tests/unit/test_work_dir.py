@@ -42,12 +42,14 @@ def test_stopped_at_any_file_it_goes_on_to_the_same_bytes(
   small = dict(num_shards=3, dupe_factor=2)
   whole = make(out="whole", **small)
   want, kept = contents(tmp_path / "whole"), []
-  for number in stopped_at_files(lambda n: make(out=f"stop{n}", **small)):
+  for number in stopped_at_files(
+    lambda n: make(out=f"stop{n}", **small), every=2
+  ):
     again = make(out=f"stop{number}", **small)
     assert contents(tmp_path / f"stop{number}") == want, number
     assert again.manifest == whole.manifest
     kept.append(again.kept)
-  assert len(kept) > 25  # chunks, journal, shards, indexes, results, the moves
+  assert len(kept) > 13  # chunks, shards, indexes, results, the moves
   assert "" in kept and any("3 of 3 shards" in k for k in kept)
   assert len(set(kept)) == 5  # nothing; text with 0, 1, 2 and 3 shards
 
@@ -141,17 +143,6 @@ def test_a_file_that_lost_bytes_is_refused(
   with pytest.raises(errors.DataError, match=f"{last}.*damaged.*; start the"):
     creation.create(settings)
   assert creation.create(settings).kept == ""
-
-
-def test_published_records_stay(tmp_path, settings_for, make):
-  """Deleting the work is stopped when the manifest is there."""
-  stopped_at(settings_for(num_shards=2), work_dir.Attempt, "leave")
-  files = [path for path in (tmp_path / "out").iterdir() if path.is_file()]
-  want = {path.name: path.read_bytes() for path in files}
-  assert len(want) == 5
-  # As with any number of processes.
-  make(num_shards=2, num_workers=2)
-  assert contents(tmp_path / "out") == want
 
 
 @pytest.mark.parametrize("lost", ["new", "old"])
