@@ -181,7 +181,7 @@ def _filter_chunk(
       "read": len(batch),
       "documents": len(ids),
       "lines": len(line_hashes),
-      "filters": counts.to_json(),
+      "filters": counts,
     },
     {"ids": ids, "text": texts, "removed": removed},
     {
@@ -462,5 +462,5 @@ def _write(
     cut=corpus.documents if corpus.is_cut else 0,
     removed=dict(removed.most_common()),
     lines_removed=_total(signed, "lines_removed"),
-    filtered=filtered.to_json(),
+    filtered=filtered,
   )

@@ -45,6 +45,8 @@ _LETTER = re.compile(r"[^\W\d_]")
 _WORD = re.compile(r"\w+")
 _LANGUAGE_CHARS = 2000  # the library walks over bytes in Python: more is slow
 _EXAMPLES, _EXAMPLE_CHARS = 3, 200  # shown of each filter
+# Of the text that a filter removed.
+_NOTHING = {"documents": 0, "lines": 0, "characters": 0, "examples": []}
 
 
 class _Document:
@@ -450,39 +452,23 @@ class Filters:
 # What was removed -------------------------------------------------------------
 
 
-@dataclasses.dataclass
-class Removed:
-  """Counts and examples of the text that a filter removed."""
-
-  documents: int = 0
-  lines: int = 0
-  characters: int = 0
-  examples: list[str] = dataclasses.field(default_factory=list)
-
-
-class Counts(dict[str, Removed]):
-  """The removed text by the label of its filter."""
+class Counts(dict[str, dict]):
+  """Counts and examples of removed text by the label of its filter; JSON."""
 
   def add(self, label: str, documents: int, lines: int, text: str) -> None:
-    example = text[:_EXAMPLE_CHARS]
-    self.add_up({label: vars(Removed(documents, lines, len(text), [example]))})
+    counts = [documents, lines, len(text), [text[:_EXAMPLE_CHARS]]]
+    self.add_up({label: dict(zip(_NOTHING, counts, strict=True))})
 
-  def add_up(self, counts: dict[str, dict]) -> None:
-    """Adds what `to_json` gave; the examples are the first ones."""
-    for label, fields in counts.items():
-      removed = self.setdefault(label, Removed())
-      removed.documents += fields["documents"]
-      removed.lines += fields["lines"]
-      removed.characters += fields["characters"]
-      removed.examples += fields["examples"]
-      del removed.examples[_EXAMPLES:]
-
-  def to_json(self) -> dict:
-    return {label: dataclasses.asdict(self[label]) for label in self}
+  def add_up(self, parts: dict[str, dict]) -> None:
+    for label, counts in parts.items():
+      total = self.setdefault(label, _NOTHING.copy())
+      for name, value in counts.items():
+        total[name] = total[name] + value
+      total["examples"] = total["examples"][:_EXAMPLES]
 
 
 def total(parts: Iterable[dict]) -> Counts:
-  """The sum of `Counts.to_json`."""
+  """The sum of counts; the examples are the first ones."""
   counts = Counts()
   for part in parts:
     counts.add_up(part)

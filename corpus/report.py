@@ -51,14 +51,9 @@ class Summary(NamedTuple):
     for reason, number in self.removed.items():
       removed.append((reason, f"{number:,}", f"{number / documents:.2%}"))
     for label, counts in filters.total([self.filtered]).items():
-      row = (
-        label,
-        f"{counts.documents:,}",
-        f"{counts.documents / documents:.2%}",
-        f"{counts.lines:,}",
-        f"{counts.characters:,}",
-        "\n".join(counts.examples),
-      )
+      texts, lines, characters, examples = counts.values()
+      shown = f"{texts:,}", f"{texts / documents:.2%}", f"{lines:,}"
+      row = label, *shown, f"{characters:,}", "\n".join(examples)
       filtered.append(row)
     heads = "filter", "documents", "share", "lines", "characters", "examples"
     tables = [

@@ -45,7 +45,6 @@ def texts(*paths, form=FORM):
 
 
 def refused(path, content, words, form=FORM):
-  """The error of a file of this content."""
   path.write_bytes(content if isinstance(content, bytes) else content.encode())
   with pytest.raises(DataError, match=f"{path.name}: {words}") as e:
     read(path, form=form)
@@ -103,7 +102,6 @@ def test_documents_of_plain_text_in_any_pieces(
 def test_long_lines_are_no_borders(
   tmp_path_factory, text, piece_bytes, line_bytes
 ):
-  """Their parts may be blank. A long one without text is no border."""
   assume(
     all(line.strip() or len(line) < line_bytes - 1 for line in text.split("\n"))
   )

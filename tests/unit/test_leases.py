@@ -92,7 +92,6 @@ def test_a_wrong_clock_does_not_matter(folder, when):
 
 
 def test_the_beats_of_a_worker_elsewhere_tell(folder, monkeypatch):
-  """And of any where there are no locks."""
   monkeypatch.setattr(leases, "LOST_BEATS", 10**6)  # of a slow machine
   for module, name, value in (
     (leases, "_MACHINE", "another machine"),
@@ -117,7 +116,6 @@ def test_the_lock_tells_at_once_on_one_machine(folder, monkeypatch):
 
 
 def test_a_worker_that_slept_changes_nothing(folder, tmp_path):
-  """Both deliver the same, each from the folder of its own lease."""
   place = tmp_path / "place"
   place.mkdir()
   first = leases.Leases(folder, "slept")

@@ -280,7 +280,6 @@ def test_shares_of_a_flag(text, want):
 
 @pytest.mark.parametrize("prob", [0.05, 0.1, 0.15, 0.225, 0.3, 0.5])
 def test_no_split_of_a_record_needs_more_room(prob):
-  """All ways to cut up to 20 tokens into examples of 3 or more."""
   wanted = lambda n: int(masking.num_to_predict(n, settings_of(prob, 99)))
   most = {(0, 0): 0}  # (tokens, examples) -> predictions
   for total, count in itertools.product(range(3, 21), range(1, 7)):

@@ -96,7 +96,6 @@ def test_pairs_are_those_of_exact_similarity(tmp_path, threshold):
 
 
 def test_the_cut_into_folders_and_parts_changes_nothing(tmp_path, monkeypatch):
-  """Nor does how much is read at a time."""
   texts = corpus(np.random.default_rng(5), 40)
   want = clusters_of(tmp_path, texts)
   monkeypatch.setattr(near_duplicates, "_READ_SHINGLES", 100)
@@ -105,7 +104,6 @@ def test_the_cut_into_folders_and_parts_changes_nothing(tmp_path, monkeypatch):
 
 
 def test_a_chain_is_one_cluster(tmp_path):
-  """Neighbours are alike, the ends are not."""
   words = [f"v{number}" for number in range(700)]
   begins = range(0, 400, 8)
   texts = [" ".join(words[begin : begin + 200]).encode() for begin in begins]
@@ -145,7 +143,6 @@ WORD = re.compile(
 
 @pytest.mark.parametrize("size", [1, 2, 5, 13])
 def test_ngram_hashes_are_equal_where_words_are(size):
-  """Wherever they stand, beside words that a regular expression finds."""
   texts = [
     "The cat sat, on the mat; and the cat sat on the mat.",
     "THE  CAT\nsat on",
@@ -170,7 +167,6 @@ def test_ngram_hashes_are_equal_where_words_are(size):
 
 
 def test_hashes_do_not_depend_on_blocks():
-  """Of bytes, in which words are hashed."""
   words = np.random.default_rng(1).choice(WORDS, 60_000)
   text = " ".join(words).encode() + "中文".encode() * 50_000 + b"z" * 200_000
   long = near_duplicates.ngram_hashes([b"ab", text], 2)

@@ -29,7 +29,6 @@ def documents_in(path):
 
 
 def settings_of(tmp_path, out="out", **changes):
-  """Of one process, which is a thread of the test."""
   return prepare_corpus.CorpusSettings(
     output_dir=str(tmp_path / out),
     workers=launchers.WorkerSettings(changes.pop("num_workers", 1)),
@@ -92,7 +91,6 @@ def test_user_files(tmp_path, prepare, many, keep, number):
 
 
 def test_what_it_makes_is_not_read(tmp_path, prepare, many):
-  """Messages speak of the flag of this command."""
   names = many.replace("*.txt*", "*.txt")
   prepare(names)
   with pytest.raises(DataError, match=r"heldout\.txt is of --corpus, and"):
@@ -253,7 +251,6 @@ def test_stopped_at_any_file_it_goes_on_to_the_same(tmp_path, prepare, mixed):
 
 
 def test_documents_without_text(tmp_path, prepare, monkeypatch):
-  """Also one that is alone in its chunk."""
   monkeypatch.setattr(cleaning, "_CHUNK_CHARS", 1)
   # Blank lines of a record end its paragraphs: a heading begins none.
   paragraphs = "Early life\n\nde Gaulle was born in Lille. He\nspoke."

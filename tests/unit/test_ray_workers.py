@@ -45,7 +45,6 @@ def work(script, folder=runs.ROOT):
 
 
 def test_a_worker_passes_on_what_its_command_says():
-  """But its error is for the driver to show, and its table for one of all."""
   note = "import sys; print('note', file=sys.stderr); print('table'); "
   error = "print('x.py: error: no', file=sys.stderr); sys.exit(7)"
   for script, end in {
@@ -261,7 +260,6 @@ def test_a_lost_machine_changes_no_byte(tmp_path, letters, command, cluster):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_keeps_what_is_finished(tmp_path, letters, command, number):
-  """On this machine, whose Ray leaves neither a process nor a token."""
   driver = start(command("ray"))
   wait_for_a_shard(tmp_path / "ray")
   driver.send_signal(number)

@@ -19,7 +19,6 @@ from tools import inspect_records, train_tokenizer
 
 
 def test_expand_patterns(tmp_path, monkeypatch):
-  """A file of exactly that name comes before what a glob matches."""
   monkeypatch.chdir(tmp_path)
   for name in ("b-1", "b-0", "a", "b-0.index", "b.manifest.json", "b-2.tmp"):
     (tmp_path / name).touch()
@@ -96,7 +95,6 @@ def test_unfit_manifests(tmp_path, path, value, words):
 
 
 def test_a_link_to_records_has_their_manifest(packed_run, tmp_path):
-  """But one of another name could be any file's."""
   (there,) = tmp_path.glob("*.manifest.json")
   here = tmp_path / "here"
   here.mkdir()
@@ -256,7 +254,6 @@ a, record 1, example 2 of 2
 
 
 def test_a_look_at_records_without_masks(tmp_path, look):
-  """One draw is shown; of a word all pieces or none are masked."""
   example = ("the cat play ##ing ##s", "dog play ##s on", 0)
   made = [record_of(example, dynamic=True) for _ in range(40)]
   write_set(tmp_path, {"a": made})
@@ -275,7 +272,6 @@ def test_a_look_at_records_without_masks(tmp_path, look):
 
 
 def test_files_of_google_bert(tmp_path, look):
-  """Neither manifest nor index, and the features in another order."""
   path = str(tmp_path / "google")
   with tf.python_io.TFRecordWriter(path) as writer:
     for features in (record_of(ONE), record_of(TWO)):
@@ -344,7 +340,6 @@ def test_the_vocabulary_is_found_by_its_hash(tmp_path, look):
 
 
 def test_all_damage_is_told(tmp_path, look):
-  """One line for each damaged file; the others are read all the same."""
   names = ["bit", "cut", "good", "ids", "index", "sha"]
   made = [record_of(ONE), record_of(TWO), record_of(ONE)]
   bad = record_of(TWO)

@@ -80,7 +80,6 @@ def test_the_ray_job_fits_on_its_cluster():
 def test_a_slurm_array_makes_records_one_worker_after_another(
   tmp_path, letters
 ):
-  """By the variables that Slurm sets; the bytes are those of one worker."""
   for name in (".venv", "create_pretraining_data.py"):
     source = os.path.dirname(runs.BIN) if name == ".venv" else name
     (tmp_path / name).symlink_to(os.path.join(runs.ROOT, source))
@@ -111,7 +110,6 @@ def test_a_slurm_array_makes_records_one_worker_after_another(
 
 
 def test_the_spark_example_starts_all_workers(monkeypatch, capsys):
-  """Held against the flags; its partitions run here, and no command does."""
   code = r"^```python\n(.*?pyspark.*?)^```"
   (example,) = re.findall(code, read("../docs/data.md"), re.M | re.S)
   started = []

@@ -123,7 +123,6 @@ def test_a_long_line_is_several(tmp_path, monkeypatch):
 
 
 def test_a_long_line_of_json_is_several(tmp_path, monkeypatch):
-  """And so is a paragraph that never ends."""
   monkeypatch.setattr(prose, "MAX_PARAGRAPH", 10)
   got = list(prose.sentences(["and so on"] * 5, "en"))
   assert got == ["and so on and so on"] * 2 + ["and so on"]

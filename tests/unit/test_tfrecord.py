@@ -65,7 +65,6 @@ def test_numbers_run_through_the_files(record_file, tmp_path):
 def test_reading_ahead_asks_for_the_bytes_of_the_records(
   record_file, tmp_path, monkeypatch
 ):
-  """Over the end of a file and around the end of all; in parts, if large."""
   large = str(tmp_path / "y.tfrecord")
   written(large, [bytes(300_000), b"last"])
   both = tfrecord.RecordSet([record_file[0], large])
@@ -140,7 +139,6 @@ def test_verify_file(record_file):
 
 
 def test_every_damaged_byte_is_found(record_file):
-  """Without a manifest too: of lengths, records, checksums and the index."""
   path, _ = record_file
   index = path + tfrecord.INDEX_SUFFIX
   places = [(f, i) for f in (path, index) for i in range(os.path.getsize(f))]
@@ -213,7 +211,6 @@ def test_index_of_another_file(record_file, wrong):
 
 
 def test_offsets_that_fall_are_found_at_any_place(record_file, monkeypatch):
-  """An index is checked a part at a time."""
   monkeypatch.setattr(tfrecord, "_CHECKED_AT_ONCE", 3)
   path, _ = record_file
   tfrecord.RecordSet([path])

@@ -104,7 +104,6 @@ def test_a_folder_that_others_use_stays(settings_for):
 
 
 def test_a_half_deleted_folder_is_emptied(tmp_path, settings_for):
-  """Deleting is stopped after any number of files."""
   settings = settings_for(num_shards=2)
   creation.create(settings)
   want = contents(tmp_path / "out")
@@ -132,7 +131,6 @@ _WRITER, _SAVE = token_store.StoreWriter, (data_set.Manifest, "save")
 def test_a_file_that_lost_bytes_is_refused(
   settings_for, many_pieces, stop, name, size
 ):
-  """A chunk of tokens, the store's files, what a shard holds."""
   settings = settings_for(num_shards=1)
   stopped_at(settings, *stop)
   paths = glob.glob(f"{settings.work_folder}/0/work/{name}")
@@ -337,7 +335,6 @@ run_with(creation.CreationSettings, create_pretraining_data.main)
 def test_a_killed_worker_is_replaced_at_once(
   tmp_path, texts, letters, settings_for, make, many_pieces, place
 ):
-  """In each part of the work; the other worker is one of the same run."""
   python, _, *flags = command(tmp_path, texts, letters, "out", "--run=a")
   flags += ["--num_shards=3", "--num_workers=1", "--dupe_factor=3"]
   flags += ["--workers=2", "--worker=0"]
@@ -373,7 +370,6 @@ def test_an_error_ends_all_workers(tmp_path, settings_for):
 
 
 def test_the_same_command_helps(settings_for, monkeypatch):
-  """Also without a run's name: it takes what is free."""
   settings = settings_for(num_shards=2)
   publish = creation._Creation.publish
   workers = f"{settings.work_folder}/0/workers"
@@ -445,7 +441,6 @@ def test_a_full_disk_can_be_freed(tmp_path, monkeypatch):
 
 
 def test_after_the_end_nothing_is_damaged(tmp_path):
-  """Another worker has moved what this one was about to read."""
   job = work_dir.Job(str(tmp_path / "work"), {"a": 1}, "--out")
   with work_dir.work_folder(job, work_dir.alone()) as attempt:
     attempt.finish()
