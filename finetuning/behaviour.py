@@ -4,7 +4,6 @@ A head's module has one `Behaviour` beside its training; `interop.heads` lists
 them. An answer is a dictionary that JSON can hold.
 """
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,14 +13,13 @@ from common import json_files
 from common.errors import DataError
 from finetuning.windows import encode_pair, pair_length
 from model.tasks import Head
-from text_encoders.base import MASK, Encoder
+from text_encoders.base import Encoder
 
 if TYPE_CHECKING:
   from finetuning.heads import HeadInput
 
 INPUTS = ("input_ids", "input_mask", "segment_ids")
 PAIR = "|||"  # between the two texts of a pair
-_BEFORE_MASK = re.compile(rf"\s*{re.escape(MASK)}")
 
 
 class Input(NamedTuple):
@@ -156,20 +154,16 @@ class Behaviour:
     texts = [one.text] if one.pair is None else [one.text, one.pair]
     tokenizer, parts = context.tokenizer, []
     for text in texts:
-      # The tokenizer alone would split [MASK]. The space before a mask is its
-      # word's, as in Hugging Face's tokenizers.
-      first, *rest = _BEFORE_MASK.split(text) if self.sees_masks else [text]
-      pieces = tokenizer.encode_batch([first])
-      for piece in rest:
-        mask = np.array([tokenizer.mask_id], np.int32)
-        pieces += [mask, tokenizer.encode_rest(piece)]
-      parts.append(np.concatenate(pieces))
+      if self.sees_masks:
+        parts.append(tokenizer.encode_with_masks(text))
+      else:
+        parts += tokenizer.encode_batch([text])
     ids, segments = encode_pair(tokenizer, context.max_seq_length, *parts)
     # A model that never saw the second segment's embedding gets none of it.
     if not context.task.get("segment_ids", True):
       segments = np.zeros_like(segments)
     named: dict[str, Any] = dict(zip(("text", "pair"), texts, strict=False))
-    cut = pair_length(*parts) - len(ids)
+    cut = pair_length(tokenizer, *parts) - len(ids)
     if cut:
       named["tokens_cut"] = cut
     return Encoded(named, ids, segments)

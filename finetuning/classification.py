@@ -208,7 +208,7 @@ class Classification(LabelledTask):
     examples, cut = [], 0
     for row, target, *parts in zip(rows, targets, *texts, strict=True):
       ids, segments = encode_pair(tokenizer, most, *parts)
-      cut += pair_length(*parts) > most
+      cut += pair_length(tokenizer, *parts) > most
       where = f"line {row.line}"
       examples.append(packed.Example(ids, segments, where, (target,)))
     dtype = np.float32 if self._is_regression else np.int32

@@ -93,10 +93,12 @@ def make_windows(
   settings: AnswerSettings,
 ) -> list[Window]:
   """Windows of a paragraph in order; `context` is `with_dropped`."""
-  question_ids = question_ids[: settings.max_query_length]
-  offset, count = len(question_ids) + 2, len(context.ids)
-  room = settings.max_seq_length - offset - 1
-  windows = []
+  before, between, after = map(len, tokenizer.template(2))
+  most = settings.max_seq_length - before - between - after
+  # A template with more special tokens than BERT's may leave no other room.
+  question_ids = question_ids[: min(settings.max_query_length, most - 1)]
+  offset, room = before + len(question_ids) + between, most - len(question_ids)
+  windows, count = [], len(context.ids)
   for start, stop, is_best in parts_of(count, room, settings.doc_stride):
     part = TokenSpans(*(a[start:stop] for a in context))
     ids, segments = join(tokenizer, question_ids, part.ids)

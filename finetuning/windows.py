@@ -6,14 +6,23 @@ import numpy as np
 
 
 def join(tokenizer, *texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """int32 ids and segments of [CLS] a [SEP], or of [CLS] a [SEP] b [SEP]."""
-  parts: list = [[tokenizer.cls_id]]
-  for text in texts:
-    parts += [text, [tokenizer.sep_id]]
+  """int32 ids and segments of one text or two in the tokenizer's template.
+
+  That is [CLS] a [SEP] or [CLS] a [SEP] b [SEP] if the tokenizer is BERT's.
+  """
+  first, *rest = tokenizer.template(len(texts))
+  parts = [first]
+  for text, after in zip(texts, rest, strict=True):
+    parts += [text, after]
   ids = np.concatenate(parts).astype(np.int32)
   segments = np.zeros(len(ids), np.int32)
-  segments[len(texts[0]) + 2 :] = 1
+  segments[sum(map(len, parts[:3])) :] = 1
   return ids, segments
+
+
+def num_special(tokenizer, count: int) -> int:
+  """The special tokens that `join` adds to `count` texts."""
+  return sum(map(len, tokenizer.template(count)))
 
 
 def encode_pair(tokenizer, max_seq_length: int, a, b=None) -> tuple:
@@ -22,16 +31,17 @@ def encode_pair(tokenizer, max_seq_length: int, a, b=None) -> tuple:
   The longer text of a pair loses its end, token by token, as in google/bert.
   """
   if b is None:
-    return join(tokenizer, a[: max_seq_length - 2])
-  room = max_seq_length - 3
+    return join(tokenizer, a[: max_seq_length - num_special(tokenizer, 1)])
+  room = max_seq_length - num_special(tokenizer, 2)
   # Where the longer text (b, if they are equal) loses one token at a time.
   keep_b = min(len(b), max(room // 2, room - len(a)))
   return join(tokenizer, a[: room - keep_b], b[:keep_b])
 
 
-def pair_length(a, b=None) -> int:
+def pair_length(tokenizer, a, b=None) -> int:
   """Tokens of `encode_pair` if it cuts nothing."""
-  return len(a) + 2 + (0 if b is None else len(b) + 1)
+  texts = [a] if b is None else [a, b]
+  return sum(map(len, texts)) + num_special(tokenizer, len(texts))
 
 
 def parts_of(

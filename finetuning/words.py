@@ -37,6 +37,7 @@ def encode_words(
   tokens_of = functools.cache(lambda word: tokenizer.encode_rest(f" {word}"))
   # `first_word` is the number of the sentence's first word in the whole set.
   windows, first_word = [], 0
+  around = [len(special) for special in tokenizer.template(1)]
   for number, words in enumerate(sentences):
     tokens = [tokens_of(word) for word in words]
     ids = np.concatenate([np.zeros(0, np.int32), *tokens])
@@ -46,10 +47,11 @@ def encode_words(
     firsts = (np.cumsum(lengths) - lengths)[lengths > 0]
     speaks[firsts] = first_word + np.flatnonzero(lengths)
     for start, stop, is_best in parts_of(
-      len(ids), max_seq_length - 2, doc_stride
+      len(ids), max_seq_length - sum(around), doc_stride
     ):
       inside = np.where(is_best, speaks[start:stop], SILENT)
-      padded = np.pad(inside, 1, constant_values=SILENT)  # [CLS] and [SEP]
+      # Special tokens speak for no word.
+      padded = np.pad(inside, around, constant_values=SILENT)
       joined = join(tokenizer, ids[start:stop])
       windows.append(WordWindow(number, *joined, padded))
     first_word += len(words) + 1

@@ -130,6 +130,8 @@ def write_folder(
     if encoder:
       for file, content in model.vocabulary.items():
         files.write(os.path.join(aside, file), content)
+      if model.task.get("task") == tasks.NER:
+        encoder = encoder.with_space_before()
       length = model.task.get("max_seq_length", bert.max_position_embeddings)
       has_segments = bert.type_vocab_size > 1
       pairs = model.task.get("segment_ids", True) and has_segments

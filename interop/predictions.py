@@ -15,7 +15,7 @@ from interop.model_source import Source
 from text_encoders.base import MASK
 
 POOLINGS = ("mean", "cls")
-_OTHER_MASKS = re.compile(r"(?!\[MASK\])(?i:\[mask\]|<mask>)")
+_LIKE_MASKS = re.compile(r"(?i:\[mask\]|<\|?mask\|?>)")
 _BATCH = 16  # sequences in one run of the graph
 
 
@@ -64,7 +64,8 @@ class Predictor:
     groups, names = collections.defaultdict(list), self._model.names()
     for number, one in enumerate(inputs):
       text = f"{one.text} {one.pair or ''}"
-      other = _OTHER_MASKS.search(text)
+      masks = self._context.tokenizer.masks
+      other = _LIKE_MASKS.search(masks.sub("", text))
       if other and MASKED_LM in names and not self._embedding:
         tell(
           f"{one.text[:60]!r}: {other[0]} is read as text: for a word to find "
@@ -72,7 +73,7 @@ class Predictor:
         )
       # A text with a mask is for the masked LM head, whatever else it is.
       name = ENCODER
-      if MASK in text:
+      if masks.search(text):
         name = MASKED_LM
       elif one.pair and NEXT_SENTENCE in names:
         name = NEXT_SENTENCE

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,7 +12,10 @@ from tokenizers import Tokenizer
 from common import input_files
 from common.errors import DataError
 from common.files import file_sha256
-from common.model_files import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
+from common.model_files import (
+  TOKENIZER_CONFIG_FILE,
+  TOKENIZER_FILE,
+)
 from text_encoders.characters import spelt_letters
 
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
@@ -128,6 +132,28 @@ class Encoder:
     """As `encode_batch`, of text that goes on inside a line."""
     return self.encode_batch([text])[0]
 
+  @property
+  def masks(self) -> re.Pattern:
+    """Finds the mask in a text, by its name in the vocabulary or as [MASK]."""
+    return re.compile("|".join(map(re.escape, {MASK, self.special["mask"]})))
+
+  def encode_with_masks(self, text: str) -> np.ndarray:
+    """As `encode_batch`, of a text in which `masks` are tokens."""
+    # The space before a mask is its word's.
+    first, *rest = re.split(rf"\s*(?:{self.masks.pattern})", text)
+    pieces = self.encode_batch([first])
+    for piece in rest:
+      pieces += [np.array([self.mask_id], np.int32), self.encode_rest(piece)]
+    return np.concatenate(pieces)
+
+  def template(self, count: int) -> list[np.ndarray]:
+    """The special tokens before, between and after `count` texts, one or two.
+
+    int32 arrays, one more than texts.
+    """
+    cls, sep = np.array([[self.cls_id], [self.sep_id]], np.int32)
+    return [cls, *[sep] * count]
+
   def encode_words(self, lines: Sequence[str]) -> list[WordTokens]:
     """Tokens of each line with its words, which are jieba's where Chinese."""
     raise NotImplementedError
@@ -146,6 +172,13 @@ class Encoder:
     None: the encoder's own file is one. DataError if the library cannot do it.
     """
     return None
+
+  def with_space_before(self) -> "Encoder":
+    """What is published of an encoder of single words; see `encode_words`.
+
+    transformers' tokenizer then gives words the tokens that they have here.
+    """
+    return self
 
   def special_ids(self) -> dict[str, int]:
     """Ids by role: "pad", "unk" (if there is one), "cls", "sep" and "mask"."""

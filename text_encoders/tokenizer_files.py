@@ -11,12 +11,12 @@ import reprlib
 from collections.abc import Sequence
 from typing import Any
 
-from tokenizers import Tokenizer, normalizers, processors
+from tokenizers import Tokenizer, normalizers
 
 from common import files, json_files, stores
 from common.errors import DataError, UserError
 from common.model_files import TASK_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
-from text_encoders import base, kinds, wordpiece
+from text_encoders import base, kinds, tokenizer_folder, wordpiece
 from text_encoders.tokenizer_json import HuggingFaceEncoder
 
 _FORM = {
@@ -51,11 +51,9 @@ def make_tokenizer(
   tokenizer = encoder.library_tokenizer()
   assert tokenizer is not None
   cls, sep = encoder.special["cls"], encoder.special["sep"]
-  second = int(segment_ids)
-  tokenizer.post_processor = processors.TemplateProcessing(
-    single=f"{cls}:0 $A:0 {sep}:0",
-    pair=f"{cls}:0 $A:0 {sep}:0 $B:{second} {sep}:{second}",
-    special_tokens=[(cls, encoder.cls_id), (sep, encoder.sep_id)],
+  ids = {cls: encoder.cls_id, sep: encoder.sep_id}
+  tokenizer.post_processor = tokenizer_folder.bert_template(
+    cls, sep, ids, int(segment_ids)
   )
   tokenizer.add_special_tokens([*encoder.special.values()])
   return tokenizer
@@ -73,11 +71,15 @@ def write_tokenizer(
   `has_segments`: whether the model has segments; else it takes no ids of them.
   """
   if encoder.kind == HuggingFaceEncoder.kind:
-    # Its own file is there; it may give a second text another segment.
+    # Its own file is there, unless transformers would read it otherwise; it may
+    # give a second text another segment.
     has_segments = has_segments and segment_ids
+    tokenizer = encoder.library_tokenizer()
   else:
-    content = make_tokenizer(encoder, segment_ids).to_str(pretty=True).encode()
+    tokenizer = make_tokenizer(encoder, segment_ids)
+  if tokenizer:
     # tokenizer.save() raises a bare Exception on a full disk.
+    content = tokenizer.to_str(pretty=True).encode()
     files.write(os.path.join(folder, TOKENIZER_FILE), content)
   inputs = ["input_ids", "attention_mask"]
   if has_segments:

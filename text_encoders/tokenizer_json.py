@@ -1,7 +1,8 @@
 """Text to ids by Hugging Face's tokenizer.json."""
 
+import copy
+import functools
 import json
-import os
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -10,62 +11,18 @@ from tokenizers import Tokenizer, decoders
 from common import input_files, json_files
 from common.errors import DataError
 from common.model_files import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
-from text_encoders import base
+from text_encoders import base, tokenizer_folder
 from text_encoders.characters import has_chinese, without_surrogates
 
-# Role of a special token -> its keys in Hugging Face's files, and usual names.
-_ROLES = {
-  "pad": (["pad_token"], ["[PAD]", "<pad>"]),
-  "unk": (["unk_token"], ["[UNK]", "<unk>"]),
-  "cls": (["cls_token", "bos_token"], ["[CLS]", "<s>"]),
-  "sep": (["sep_token", "eos_token"], ["[SEP]", "</s>"]),
-  "mask": (["mask_token"], ["[MASK]", "<mask>"]),
-}
 
-
-def _special_tokens(file: str, ids: dict[str, int]) -> dict[str, str]:
-  """Role -> token, as files beside a tokenizer.json say, else by its name."""
-  folder, name = os.path.split(file)
-  is_usual = name == TOKENIZER_FILE
-  paths = [os.path.join(folder, "special_tokens_map.json")] * is_usual
-  paths.append(base.config_beside(file))
-  form: dict = {}
-  for keys, _ in _ROLES.values():
-    for key in keys:
-      form[f"{key}?"] = (str, {"content": str}, None)
-  content: dict = {}
-  for path in paths:
-    if os.path.exists(path):
-      content |= json_files.read(path, form)
-  special: dict[str, str] = {}
-  for role, (keys, names) in _ROLES.items():
-    for token in [*map(content.get, keys), *names]:
-      # An AddedToken is written with its properties.
-      if isinstance(token, dict):
-        token = token["content"]
-      if token in ids:
-        special.setdefault(role, token)
-  return special
-
-
-def _opened(file: str, content: bytes) -> Tokenizer:
-  """Raises `DataError` for what is no tokenizer.json."""
-  # Workers and ranks share the cores, so the library starts no threads.
-  os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-  try:
-    return Tokenizer.from_buffer(content)
-  except Exception as e:  # the library has no other class
-    raise DataError(f"{file}: not a tokenizer.json: {e}") from e
-
-
-def _reading_text(whole: Tokenizer, special: Iterable[str]) -> dict:
-  """A tokenizer's JSON without what changes or cuts a text's tokens."""
-  # Special tokens, `special` and those that the file calls so, get names that
-  # no text has. So "[MASK]" in a text is text.
+def _reading_text(content: dict, hidden_names: Iterable[str]) -> dict:
+  """tokenizer.json's content without what changes or cuts a text's tokens."""
+  # The hidden special tokens get names that no text has, so "[SEP]" in a text
+  # is text. Other special tokens, such as marks of entities, stay tokens.
   hidden = {}
-  for name in special:
+  for name in hidden_names:
     hidden[name] = f"\0{name}"
-  content = json.loads(whole.to_str())
+  content = copy.deepcopy(content)
   model = content["model"]
   # Dropout leaves out merges by chance; the rest is added by who uses the ids.
   model["dropout"] = None
@@ -73,8 +30,7 @@ def _reading_text(whole: Tokenizer, special: Iterable[str]) -> dict:
     content[part] = None
   for token in content["added_tokens"]:
     name = token["content"]
-    if token["special"] or name in hidden:
-      hidden[name] = f"\0{name}"
+    if name in hidden:
       token |= {"content": hidden[name], "normalized": False}
   vocab = model["vocab"]
   # Unigram's vocabulary is a list, because each token has a score.
@@ -85,6 +41,15 @@ def _reading_text(whole: Tokenizer, special: Iterable[str]) -> dict:
     for name, other in hidden.items():
       if name in vocab:
         vocab[other] = vocab.pop(name)
+  if model["type"] == "BPE":
+    # A BPE that was trained on special tokens has merges that make them.
+    prefix, kept = model["continuing_subword_prefix"] or "", []
+    for left, right in model["merges"]:
+      if hidden.keys().isdisjoint(
+        [left, right, left + right.removeprefix(prefix)]
+      ):
+        kept.append((left, right))
+    model["merges"] = kept
   if model.get("unk_token") in hidden:
     model["unk_token"] = hidden[model["unk_token"]]
   return content
@@ -97,19 +62,16 @@ class HuggingFaceEncoder(base.Encoder):
   remedy = f"{TOKENIZER_CONFIG_FILE} beside it may name others"
 
   def __init__(self, file: str, do_lower_case: bool = False):
-    whole = _opened(file, input_files.read(file))
+    self._folder = folder = tokenizer_folder.read(file)
+    roles = folder.special
+    content = _reading_text(folder.content, roles.values())
+    self._library = tokenizer_folder.opened(file, json.dumps(content))
+    whole = tokenizer_folder.opened(file, json.dumps(folder.content))
     ids = whole.get_vocab(with_added_tokens=True)
-    roles = _special_tokens(file, ids)
-    content = _reading_text(whole, roles.values())
-    self._library = _opened(file, json.dumps(content).encode())
     normalizer = whole.normalizer
     lowers = bool(normalizer) and "a" in normalizer.normalize_str("A")
     super().__init__(file, lowers)
-    # A list by id follows: a file with one huge id would exhaust the memory.
-    last = max(ids.values(), default=-1)
-    if last > 2 * len(ids) + 1000:
-      raise DataError(f"{file}: renumber its {len(ids)} tokens: one is {last}")
-    tokens = [""] * (last + 1)
+    tokens = [""] * (max(ids.values(), default=-1) + 1)
     for token, number in ids.items():
       tokens[number] = token
     texts, space = tokens, base.SENTENCEPIECE_SPACE
@@ -136,12 +98,54 @@ class HuggingFaceEncoder(base.Encoder):
     if self.marks_spaces and not begins_with_space:
       self.joiner = " "  # the library marks none where a text begins
 
+  def with_space_before(self) -> "HuggingFaceEncoder":
+    encoder = copy.copy(self)
+    encoder._folder = tokenizer_folder.with_space_before(self._folder)
+    return encoder
+
+  def template(self, count: int) -> list[np.ndarray]:
+    return [np.array(ids, np.int32) for ids in self._folder.around[count]]
+
   def config(self) -> dict:
-    return self.huggingface_config()
+    roles = {f"{role}_token": name for role, name in self.special.items()}
+    return {**super().config(), **self._folder.config, **roles}
+
+  def huggingface_config(self) -> dict:
+    config = super().huggingface_config()
+    splitter = self._folder.content["pre_tokenizer"] or {}
+    # transformers 4 takes false where its config does not say this.
+    if "add_prefix_space" in splitter:
+      config["add_prefix_space"] = splitter["add_prefix_space"]
+    return config
+
+  def library_tokenizer(self) -> Tokenizer | None:
+    if not self._folder.is_changed:
+      return None
+    return tokenizer_folder.opened(self.file, json.dumps(self._folder.content))
 
   def files(self, name: str) -> dict[str, bytes]:
     beside = json_files.text(self.config(), indent=2).encode()
-    return super().files(name) | {base.config_beside(name): beside}
+    copies = {base.config_beside(name): beside}
+    if not tokenizer_folder.has_merges(self.file):
+      return copies | super().files(name)
+    if not tokenizer_folder.has_merges(name):
+      return copies | {name: json.dumps(self._folder.content).encode()}
+    merges = tokenizer_folder.merges_beside(name)
+    path = tokenizer_folder.merges_beside(self.file)
+    return copies | super().files(name) | {merges: input_files.read(path)}
+
+  @functools.cached_property
+  def _seeing_masks(self) -> Tokenizer:
+    """The library, to which the mask in a text is a token."""
+    roles = {**self.special}
+    del roles["mask"]
+    content = _reading_text(self._folder.content, roles.values())
+    return tokenizer_folder.opened(self.file, json.dumps(content))
+
+  def encode_with_masks(self, text: str) -> np.ndarray:
+    text = without_surrogates(self.masks.sub(self.special["mask"], text))
+    encoding = self._seeing_masks.encode(text, add_special_tokens=False)
+    return np.array(encoding.ids, np.int32)
 
   def _encode(self, lines: Sequence[str]) -> list:
     """The library's encodings, with words and characters."""
@@ -159,7 +163,10 @@ class HuggingFaceEncoder(base.Encoder):
     # The library may begin a text with a space, but this character is no part
     # of a word's tokens, so that only a space in the text is one.
     is_metaspace = self.marks_spaces and self.mark == base.SENTENCEPIECE_SPACE
-    first = "\ue000" if is_metaspace else "\n"
+    # Splitters differ in what they join: white space to white space, signs to
+    # signs.
+    joins_none = "." if text[:1].isspace() else "\n"
+    first = "\ue000" if is_metaspace else joins_none
     (encoding,) = self._encode([first + text])
     _, ends = np.array(encoding.offsets, int).reshape(-1, 2).T
     return np.array(encoding.ids, np.int32)[ends > 1]

@@ -1,0 +1,269 @@
+"""Hugging Face's tokenizers as transformers reads them from a folder.
+
+tokenizer.json has a tokenizer's steps. tokenizer_config.json beside it, by its
+`tokenizer_class`, changes some of them and names the special tokens.
+"""
+
+import copy
+import json
+import os
+import re
+from typing import NamedTuple
+
+from tokenizers import (
+  AddedToken,
+  Tokenizer,
+  decoders,
+  models,
+  pre_tokenizers,
+  processors,
+)
+
+from common import input_files, json_files
+from common.errors import DataError
+from common.model_files import TOKENIZER_FILE
+from text_encoders import base
+
+# Of it and merges.txt beside it tokenizer.json can be made.
+VOCABULARY_FILE = "vocab.json"
+
+# Role of a special token -> its keys in Hugging Face's files, and usual names.
+_ROLES = {
+  "pad": (["pad_token"], ["[PAD]", "<pad>"]),
+  "unk": (["unk_token"], ["[UNK]", "<unk>"]),
+  "cls": (["cls_token", "bos_token"], ["[CLS]", "<s>"]),
+  "sep": (["sep_token", "eos_token"], ["[SEP]", "</s>"]),
+  "mask": (["mask_token"], ["[MASK]", "<mask>"]),
+}
+_TOKEN = (str, {"content": str})
+_FORM: dict = {
+  "tokenizer_class?": (str, None), "add_prefix_space?": (bool, None),
+  "do_lower_case?": (bool, None), "strip_accents?": (bool, None),
+  "tokenize_chinese_chars?": (bool, None),
+  "added_tokens_decoder?": dict,
+  "additional_special_tokens?": (None, [_TOKEN]),
+  "extra_special_tokens?": (None, dict, [_TOKEN]),
+}  # fmt: skip
+for _keys, _ in _ROLES.values():
+  for _key in _keys:
+    _FORM[f"{_key}?"] = (*_TOKEN, None)
+# Classes that set the steps of a BertNormalizer, and those that set whether a
+# space is put before a text.
+_LIKE_BERT = (
+  "Bert",
+  "DistilBert",
+  "Electra",
+  "ConvBert",
+  "MobileBert",
+  "MPNet",
+)
+_LIKE_GPT2 = ("Roberta", "GPT2", "Longformer", "Bart", "Deberta")
+# An id that no vocabulary has: it stands for the tokens of a text.
+_A_TEXT = 1 << 30
+
+
+class TokenizerFolder(NamedTuple):
+  """What the files of a folder say."""
+
+  content: dict  # tokenizer.json's, changed as its config says
+  config: dict  # tokenizer_config.json's keys that say it
+  special: dict[str, str]  # role -> token
+  # The special tokens' ids, of n texts before, between and after them: n + 1
+  # lists.
+  around: dict[int, list[list[int]]]
+  is_changed: bool  # whether tokenizer.json alone gives other tokens
+
+
+def opened(file: str, content: bytes | str) -> Tokenizer:
+  """Raises `DataError` for what is no tokenizer.json."""
+  # Workers and ranks share the cores, so the library starts no threads.
+  os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+  try:
+    return Tokenizer.from_buffer(
+      content.encode() if isinstance(content, str) else content
+    )
+  except Exception as e:  # the library has no other class
+    raise DataError(f"{file}: not a tokenizer.json: {e}") from e
+
+
+def read(file: str) -> TokenizerFolder:
+  """Reads a tokenizer.json, or vocab.json; `DataError` if it is not one."""
+  if has_merges(file):
+    library = _of_merges(file)
+  else:
+    library = opened(file, input_files.read(file))
+  config = _config_of(file)
+  ids = library.get_vocab(with_added_tokens=True)
+  # Lists by id follow: a file with one huge id would exhaust the memory.
+  last = max(ids.values(), default=-1)
+  if last > 2 * len(ids) + 1000:
+    raise DataError(f"{file}: renumber its {len(ids)} tokens: one is {last}")
+  before = json.loads(library.to_str())
+  content = json.loads(library.to_str())
+  _lay_over(content, config, ids)
+  special: dict[str, str] = {}
+  for token in content["added_tokens"]:
+    ids[token["content"]] = token["id"]
+  for role, (keys, names) in _ROLES.items():
+    for name in [*map(_name, map(config.get, keys)), *names]:
+      if name in ids:
+        special.setdefault(role, name)
+  around = {}
+  for count in (1, 2):
+    around[count] = _around(file, content["post_processor"], count)
+  if not any(around[2]) and {"cls", "sep"} <= special.keys():
+    # The file adds no special tokens; this project always does.
+    cls, sep = special["cls"], special["sep"]
+    template = bert_template(cls, sep, ids)
+    steps = [json.loads(template.__getstate__())]
+    if content["post_processor"]:
+      steps.insert(0, content["post_processor"])
+    content["post_processor"] = {"type": "Sequence", "processors": steps}
+    around = {1: [[ids[cls]], [ids[sep]]]}
+    around[2] = [*around[1], [ids[sep]]]
+  is_changed = content != before or has_merges(file)
+  return TokenizerFolder(content, config, special, around, is_changed)
+
+
+def with_space_before(folder: TokenizerFolder) -> TokenizerFolder:
+  """The same tokenizer, to which each text begins with a space.
+
+  So words that are given one by one have the tokens that they have in a text.
+  """
+  content = copy.deepcopy(folder.content)
+  splitter = content["pre_tokenizer"] or {}
+  if "add_prefix_space" in splitter:
+    splitter["add_prefix_space"] = True
+  elif "ByteLevel" in json.dumps(splitter):
+    # This step comes after others, which would each get a space.
+    steps = [{"type": "Prepend", "prepend": " "}]
+    if content["normalizer"]:
+      steps.insert(0, content["normalizer"])
+    content["normalizer"] = {"type": "Sequence", "normalizers": steps}
+  is_changed = folder.is_changed or content != folder.content
+  return folder._replace(content=content, is_changed=is_changed)
+
+
+def has_merges(file: str) -> bool:
+  """Whether the file is RoBERTa's vocabulary, to which merges belong."""
+  return os.path.basename(file) == VOCABULARY_FILE
+
+
+def merges_beside(file: str) -> str:
+  """Where the merges of a vocab.json are."""
+  return os.path.join(os.path.dirname(file), "merges.txt")
+
+
+def bert_template(cls: str, sep: str, ids: dict[str, int], second: int = 1):
+  """[CLS] A [SEP] and [CLS] A [SEP] B [SEP], B of the segment `second`."""
+  return processors.TemplateProcessing(
+    single=f"{cls}:0 $A:0 {sep}:0",
+    pair=f"{cls}:0 $A:0 {sep}:0 $B:{second} {sep}:{second}",
+    special_tokens=[(cls, ids[cls]), (sep, ids[sep])],
+  )
+
+
+def _name(token) -> str | None:
+  """An AddedToken is written as its text, or with its properties."""
+  return token["content"] if isinstance(token, dict) else token
+
+
+def _config_of(file: str) -> dict:
+  """What the files beside a tokenizer's say, by the keys of `_FORM`."""
+  folder, name = os.path.split(file)
+  paths = [base.config_beside(file)]
+  if name in (TOKENIZER_FILE, VOCABULARY_FILE):
+    paths.insert(0, os.path.join(folder, "special_tokens_map.json"))
+  config: dict = {}
+  for path in paths:
+    if os.path.exists(path):
+      said = json_files.read(path, _FORM)
+      config |= {k: said[k] for k in said if f"{k}?" in _FORM}
+  return config
+
+
+def _of_merges(file: str) -> Tokenizer:
+  """RoBERTa's tokenizer, of vocab.json and merges.txt beside it."""
+  vocab, pairs = json_files.read(file, {}), []
+  lines = input_files.read(merges_beside(file)).decode().splitlines()
+  for line in lines:
+    if line and not line.startswith("#version"):
+      pairs.append(tuple(line.split(" ")))
+  try:
+    tokenizer = Tokenizer(models.BPE(vocab, pairs))
+    sep, cls = ("</s>", vocab["</s>"]), ("<s>", vocab["<s>"])
+  except Exception as e:  # the library has no other class
+    raise DataError(
+      f"{file}: not RoBERTa's vocabulary with merges.txt: {e!r}"
+    ) from e
+  tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+  tokenizer.decoder = decoders.ByteLevel()
+  # RoBERTa's mask stands for a word with the space before it.
+  mask = AddedToken("<mask>", lstrip=True, special=True)
+  tokenizer.add_special_tokens([*(name for name, _ in (cls, sep)), mask])
+  tokenizer.post_processor = processors.RobertaProcessing(
+    sep, cls, add_prefix_space=False
+  )
+  return tokenizer
+
+
+def _lay_over(content: dict, config: dict, ids: dict[str, int]) -> None:
+  """Changes tokenizer.json's `content` as transformers does by its config."""
+  family = re.sub("Tokenizer(Fast)?$", "", config.get("tokenizer_class") or "")
+  normalizer, splitter = content["normalizer"], content["pre_tokenizer"]
+  if (
+    family in _LIKE_BERT and (normalizer or {}).get("type") == "BertNormalizer"
+  ):
+    # A key that is not there has the class's default.
+    normalizer["lowercase"] = config.get("do_lower_case", True)
+    normalizer["strip_accents"] = config.get("strip_accents")
+    chinese = config.get("tokenize_chinese_chars", True)
+    normalizer["handle_chinese_chars"] = chinese
+  if "add_prefix_space" in (splitter or {}):
+    default = family not in _LIKE_GPT2 and splitter["add_prefix_space"]
+    splitter["add_prefix_space"] = config.get("add_prefix_space", default)
+  known = {token["content"]: token for token in content["added_tokens"]}
+  for token in (config.get("added_tokens_decoder") or {}).values():
+    name = token["content"]
+    known[name] = _added(name, ids, known.get(name, {}) | token)
+  others = config.get("additional_special_tokens") or []
+  more = config.get("extra_special_tokens") or []
+  more = [*more.values()] if isinstance(more, dict) else more
+  for token in [*others, *more]:
+    name = str(_name(token))
+    if name not in known:
+      about = token if isinstance(token, dict) else {}
+      known[name] = _added(name, ids, about | {"special": True})
+  content["added_tokens"] = sorted(known.values(), key=lambda one: one["id"])
+
+
+def _added(name: str, ids: dict[str, int], about: dict) -> dict:
+  """An entry of `added_tokens`; a new token gets the next id."""
+  entry = {"id": ids.setdefault(name, len(ids)), "content": name}
+  for key in ("single_word", "lstrip", "rstrip"):
+    entry[key] = about.get(key, False)
+  entry["normalized"] = about.get("normalized", not about.get("special"))
+  entry["special"] = about.get("special", False)
+  return entry
+
+
+def _around(file: str, processor: dict | None, count: int) -> list[list[int]]:
+  """What a post-processor puts around `count` texts; see `TokenizerFolder`."""
+  # The library applies it to texts of one token that is never special.
+  probe: dict = {
+    "version": "1.0", "truncation": None, "padding": None, "added_tokens": [],
+    "normalizer": None, "pre_tokenizer": None, "decoder": None,
+    "post_processor": processor,
+    "model": {"type": "WordLevel", "vocab": {"a": _A_TEXT}, "unk_token": "a"},
+  }  # fmt: skip
+  parts: list[list[int]] = [[]]
+  library = opened(file, json.dumps(probe))
+  encoding = library.encode("a", "a" if count == 2 else None)
+  for token in encoding.ids:
+    if token == _A_TEXT:
+      parts.append([])
+    else:
+      parts[-1].append(token)
+  if len(parts) != count + 1:
+    raise DataError(f"{file}: its post_processor repeats or drops a text")
+  return parts
