@@ -23,19 +23,27 @@ _CASES = {
   False: "cased text",
   None: "no file says whether of lower-cased text",
 }
-# The gaps are a pipeline, and what it reads: one of _READS, or "...".
+# The gaps are a pipeline with its options, and the text that it reads.
 _USE = """```python
 from transformers import pipeline
 
-model = pipeline("{}", model=".")  # this folder
-print(model({}))
-```
+model = pipeline("{}", model="."{})  # this folder
+print(model("{}"))
+```"""
+# transformers 5 has no pipeline for questions.
+_USE_FOR_QUESTIONS = """```python
+from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
-To train it on with Perseus-BERT: `--init_checkpoint=THIS_FOLDER`."""
-_READS = {
-  "fill-mask": '"... [MASK] ..."',
-  "question-answering": 'question="...", context="..."',
-}
+tokenizer = AutoTokenizer.from_pretrained(".")  # this folder
+model = AutoModelForQuestionAnswering.from_pretrained(".")
+inputs = tokenizer("a question", "its paragraph", return_tensors="pt")
+scores = model(**inputs)
+start, end = scores.start_logits.argmax(), scores.end_logits.argmax()
+print(tokenizer.decode(inputs["input_ids"][0, start : end + 1]))
+```"""
+_TRAIN_ON = "To train it on with Perseus-BERT: `--init_checkpoint=THIS_FOLDER`."
+# A word's label is that of its first token.
+_OPTIONS = {"token-classification": ', aggregation_strategy="first"'}
 _UNKNOWN = "Not known: no file beside the weights says it."
 # Of the training's settings those that somebody needs to judge or repeat it.
 _FLAGS = (
@@ -63,18 +71,22 @@ def write(
   inputs: Sequence[str],
   config: dict,
   task: dict,
+  mask: str,
   parameters: int,
   licence: str,
   languages: Sequence[str],
 ) -> None:
-  """Writes a model's card: of its checkpoints, config.json and task.json."""
+  """Writes a model's card: of its checkpoints, config.json and task.json.
+
+  `mask` is its tokenizer's name of [MASK].
+  """
   architecture = config["architectures"][0]
   _, _, use = architecture.partition("For")
   pipeline = _PIPELINES.get(use, "feature-extraction")
   header = {
     "library_name": "transformers", "license": licence,
     "language": list(languages), "pipeline_tag": pipeline,
-    "mask_token": "[MASK]" if pipeline == "fill-mask" else "",
+    "mask_token": mask if pipeline == "fill-mask" else "",
     "tags": [config["model_type"], "perseus-bert"],
   }  # fmt: skip
   # The Hub reads YAML, and JSON is YAML.
@@ -93,8 +105,11 @@ def write(
     lines.append(f"Labels: {', '.join(map(_cell, task['labels']))}.")
   if licence == "unknown":
     lines += ["", "The licence is not stated: set `license` above."]
-  use = _USE.format(pipeline, _READS.get(pipeline, '"..."'))
-  lines += ["", "## Use", "", use]
+  text = f"... {mask} ..." if pipeline == "fill-mask" else "..."
+  use = _USE.format(pipeline, _OPTIONS.get(pipeline, ""), text)
+  if pipeline == "question-answering":
+    use = _USE_FOR_QUESTIONS
+  lines += ["", "## Use", "", use, "", _TRAIN_ON]
   # All below comes from the run's files, if the weights still lie beside them.
   about = description.read(os.path.dirname(inputs[0]))
   run = about.start_of(checkpoint_files.step_of(inputs[0]))

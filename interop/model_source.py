@@ -26,6 +26,7 @@ from model.tasks import PRETRAINING, SQUAD
 from records import record_report
 from text_encoders import kinds, tokenizer_files
 from text_encoders.base import Encoder
+from text_encoders.tokenizer_folder import VOCABULARY_FILE
 from text_encoders.tokenizer_json import HuggingFaceEncoder
 from text_encoders.wordpiece import WordPieceEncoder
 
@@ -185,7 +186,10 @@ def find_vocabulary(task: dict, named: dict, folder: str) -> dict[str, str]:
   wordpiece, huggingface = WordPieceEncoder.flag, HuggingFaceEncoder.flag
   names = task.get("vocabulary") or kinds.VOCABULARIES
   if huggingface_folder.is_folder(folder):
-    names = {**names, huggingface: HuggingFaceEncoder.usual_name}
+    name = HuggingFaceEncoder.usual_name
+    if not os.path.exists(os.path.join(folder, name)):
+      name = VOCABULARY_FILE  # RoBERTa's, with its merges
+    names = {**names, huggingface: name}
   files: dict[str, str] = {}
   for flag, name in names.items():
     path = os.path.join(folder, name)

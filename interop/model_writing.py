@@ -16,6 +16,7 @@ from interop.model_source import CHECKPOINT_NAME, Source
 from model import huggingface_config, huggingface_weights, tasks
 from model.weights import heads_of
 from text_encoders import kinds, tokenizer_files
+from text_encoders.base import MASK
 
 
 class Model(NamedTuple):
@@ -125,6 +126,7 @@ def write_folder(
       os.path.join(aside, model_card.CARD_FILE),
       os.path.basename(os.path.abspath(folder)),
       [source.path, *model.others], config, model.task,
+      encoder.special["mask"] if encoder else MASK,
       sum(value.size for value in model.values.values()), licence, languages,
     )  # fmt: skip
     if encoder:

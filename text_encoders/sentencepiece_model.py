@@ -68,19 +68,25 @@ class SentencePieceEncoder(base.Encoder):
     from google.protobuf.message import DecodeError
 
     super().__init__(model_file, do_lower_case)
-    data = input_files.read(model_file)
+    special = {}
     try:
-      model = ModelProto.FromString(data)
+      self._proto = model = ModelProto.FromString(input_files.read(model_file))
       _check_model(model)
-      self._model = sentencepiece.SentencePieceProcessor(model_proto=data)
+      tokens = [piece.piece for piece in model.pieces]
+      for role, token in base.SPECIAL_BY_ROLE.items():
+        alberts = f"<{role}>"
+        is_alberts = alberts in tokens and token not in tokens
+        special[role] = alberts if is_alberts else token
+      # Symbols that the user defined are tokens in a text, too, which special
+      # tokens never are.
+      for piece in model.pieces:
+        if piece.type == piece.USER_DEFINED and piece.piece in special.values():
+          piece.type = piece.CONTROL
+      self._model = sentencepiece.SentencePieceProcessor(
+        model_proto=model.SerializeToString()
+      )
     except (DecodeError, RuntimeError, ValueError) as e:
       raise DataError(f"{model_file}: not a SentencePiece model: {e}") from e
-    tokens = [piece.piece for piece in model.pieces]
-    special = {}
-    for role, token in base.SPECIAL_BY_ROLE.items():
-      alberts = f"<{role}>"
-      is_alberts = alberts in tokens and token not in tokens
-      special[role] = alberts if is_alberts else token
     self._set_vocabulary(tokens, special, tokens)
 
   def encode_batch(self, lines: Sequence[str]) -> list[np.ndarray]:
@@ -148,8 +154,7 @@ class SentencePieceEncoder(base.Encoder):
     # It differs from the encoder where a letter has several combining marks,
     # of which the library loses some, and between equally likely segmentations
     # (". .." and ".. .").
-    content = input_files.read(self.file)
-    model = ModelProto.FromString(content)
+    model = self._proto
     trainer, normalization = model.trainer_spec, model.normalizer_spec
     if not (
       {piece.type for piece in model.pieces}

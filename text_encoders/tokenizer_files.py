@@ -22,10 +22,15 @@ from text_encoders.tokenizer_json import HuggingFaceEncoder
 _FORM = {
   "do_lower_case?": (bool, None), "tokenizer_class?": (str, None),
   "never_split?": (list, None), "additional_special_tokens?": (list, None),
+  "extra_special_tokens?": (list, dict, None),
   "added_tokens?": ([{"id": int, "content": str}], None),
   "normalizer?": (dict, None),
   "model?": {"type?": str, "vocab?": (dict, list)},
 }  # fmt: skip
+_LISTS = (
+  "added_tokens", "never_split", "additional_special_tokens",
+  "extra_special_tokens",
+)  # fmt: skip
 _ADDED_FILE = "added_tokens.json"
 _OTHERS = "the list of tokens that are others here"
 # What Hugging Face's files say where text becomes tokens as in google/bert.
@@ -263,14 +268,17 @@ def _other_tokens(fields: dict, ids: dict[str, int]) -> list[str]:
   """The tokens of a file that a vocabulary lacks, or has by another id."""
   vocab = fields.get("model", {}).get("vocab")
   numbers = dict(vocab) if isinstance(vocab, dict) else {}
-  for name in ("added_tokens", "never_split", "additional_special_tokens"):
+  others = []
+  for name in _LISTS:
     for token in fields.get(name) or ():
       content = token if isinstance(token, dict) else {"content": token}
       text = str(content["content"])
       numbers[text] = content.get("id", ids.get(text, -1))
-  others = []
+      # google/bert splits all others in a text.
+      if text not in base.SPECIAL_TOKENS and text.strip():
+        others.append(text)
   for text, number in numbers.items():
     # A blank token is an unusual space, see `load_vocab`.
     if text.strip() and ids.get(text.strip()) != number:
       others.append(text)
-  return others
+  return sorted({*others})

@@ -54,7 +54,8 @@ def _template(cls, sep, ids, seps=1, second=1, first=True):
 def _roberta(ids, prefix=False):
   return {
     "type": "RobertaProcessing", "sep": ["</s>", ids["</s>"]],
-    "cls": ["<s>", ids["<s>"]], "trim_offsets": True, "add_prefix_space": prefix,
+    "cls": ["<s>", ids["<s>"]], "trim_offsets": True,
+    "add_prefix_space": prefix,
   }  # fmt: skip
 
 
@@ -222,7 +223,8 @@ def _folders():
   )
   content, ids = wordpiece(more=_ENTITIES)
   content["added_tokens"] += [
-    _added("[E1]", ids["[E1]"], rstrip=True), _added("[/E1]", ids["[/E1]"], lstrip=True),
+    _added("[E1]", ids["[E1]"], rstrip=True),
+    _added("[/E1]", ids["[/E1]"], lstrip=True),
   ]  # fmt: skip
   add("entity marks that take spaces", content, _named(BERTS, fast))
   content, ids = wordpiece(more=_ENTITIES)

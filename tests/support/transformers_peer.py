@@ -2,7 +2,8 @@
 
 It says "ready", then reads a JSON list of jobs a line and answers each line
 with "done" or, with its errors on stderr, "failed". A job is ["make", FOLDER,
-CLASS, CONFIG, SEED, NOISE], ["run", FOLDER, CLASS, BATCH.npz, OUTPUTS.npz] or
+CLASS, CONFIG, SEED, NOISE], ["run", FOLDER, CLASS, BATCH.npz, OUTPUTS.npz],
+["encode", FOLDER, IDS.json] or
 ["tokenize", FOLDER, TEXTS.json, IDS.json]. A batch with labels gives gradients,
 too, under "gradient:" and the tensor's name.
 The fixture `peer` runs it; it imports nothing of this project.
@@ -13,12 +14,13 @@ import sys
 import traceback
 
 import numpy as np
-import torch
 import transformers
 
 
 def make(folder, name, config, seed, noise=0.2):
   """Saves a model of random weights, `noise` from initial ones."""
+  import torch  # tokenizers need none
+
   torch.manual_seed(seed)
   kind = getattr(transformers, name)
   model = kind(kind.config_class(**config))
@@ -30,6 +32,8 @@ def make(folder, name, config, seed, noise=0.2):
 
 def run(folder, name, batch_file, output_file):
   """Writes the outputs of a model, by transformers' names."""
+  import torch
+
   model, report = getattr(transformers, name).from_pretrained(
     folder, output_loading_info=True
   )
@@ -75,12 +79,33 @@ def tokenize(folder, texts_file, ids_file):
     json.dump(result, f)
 
 
+def encode(folder, ids_file):
+  """Writes the ids of a folder's texts.json, with special tokens."""
+  tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+  with open(f"{folder}/texts.json", encoding="utf-8") as f:
+    texts = json.load(f)
+  words, masked = texts.pop("words"), texts["mask"]
+  masked = masked.replace("[MASK]", tokenizer.mask_token)
+  result = {
+    "single": [tokenizer(text)["input_ids"] for text in texts["single"]],
+    "pair": tokenizer(*texts["pair"])["input_ids"],
+    "mask": tokenizer(masked)["input_ids"],
+  }
+  try:
+    split = tokenizer(words, is_split_into_words=True)
+    result["words"] = split["input_ids"]
+  except AssertionError as e:  # RoBERTa's, unless texts begin with a space
+    result["words"] = str(e)
+  with open(ids_file, "w", encoding="utf-8") as f:
+    json.dump(result, f)
+
+
 if __name__ == "__main__":
   print("ready", flush=True)
   for line in sys.stdin:
     try:
       for command, *arguments in json.loads(line):
-        {"make": make, "run": run, "tokenize": tokenize}[command](*arguments)
+        globals()[command](*arguments)
       print("done", flush=True)
     except Exception:  # whatever it is, the next jobs can be done
       traceback.print_exc()

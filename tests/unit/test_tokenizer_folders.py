@@ -1,0 +1,168 @@
+"""Hugging Face's folders: their tokenizers give transformers' ids.
+
+`tokenizer_ids.json` keeps the ids of transformers 4.57.6; 5.24.0 has the same,
+but in the one folder that `test_transformers_reads_the_same` names.
+"""
+
+import json
+import pathlib
+
+import pytest
+import samples
+import tokenizer_folders
+from sentencepiece.sentencepiece_model_pb2 import ModelProto
+from tokenizer_folders import BERTS, FOLDERS, MASKED, PAIR, TEXTS, WORDS
+from tokenizers import Tokenizer
+
+from common import json_files
+from finetuning import windows, words
+from interop import model_source
+from text_encoders import base, kinds, tokenizer_files
+from text_encoders.tokenizer_json import HuggingFaceEncoder
+
+KEPT = json.loads(
+  pathlib.Path(tokenizer_folders.__file__)
+  .with_name("tokenizer_ids.json")
+  .read_text()
+)
+# transformers adds no special tokens for these; a BERT always has them.
+WITHOUT_TEMPLATE = (
+  "wordpiece without template", "bpe without template", "bpe that trims alone",
+)  # fmt: skip
+
+
+def encoder_of(folder, name):
+  tokenizer_folders.write(folder, name)
+  return HuggingFaceEncoder(str(folder / [*FOLDERS[name]][0]))
+
+
+def ids_of(encoder):
+  """What `KEPT` has of a folder."""
+
+  def joined(*texts):
+    return windows.join(encoder, *texts)[0].tolist()
+
+  return {
+    "single": [joined(ids) for ids in encoder.encode_batch(TEXTS)],
+    "pair": joined(*encoder.encode_batch(PAIR)),
+    "mask": joined(encoder.encode_with_masks(MASKED)),
+  }
+
+
+def word_ids(encoder):
+  (window,) = words.encode_words(encoder, [WORDS], 64, 32)
+  return window.ids.tolist()
+
+
+def with_default_template(kept, encoder):
+  cls, sep = [encoder.cls_id], [encoder.sep_id]
+  (first, second) = encoder.encode_batch(PAIR)
+  return {
+    "single": [cls + ids + sep for ids in kept["single"]],
+    "pair": [*cls, *first, *sep, *second, *sep],
+    "mask": cls + kept["mask"] + sep,
+  }
+
+
+def publish(encoder, folder, name):
+  """What convert_checkpoint.py writes of an encoder."""
+  folder.mkdir()
+  for file, content in encoder.files(encoder.usual_name).items():
+    (folder / file).write_bytes(content)
+  config = json.dumps(FOLDERS[name]["config.json"])
+  (folder / "config.json").write_text(config)
+  tokenizer_files.write_tokenizer(str(folder), encoder, 64)
+  return Tokenizer.from_file(f"{folder}/tokenizer.json")
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_folder_is_read_and_written_as_transformers_does(tmp_path, name):
+  encoder = encoder_of(tmp_path / "read", name)
+  ids, want = ids_of(encoder), KEPT[name]
+  if name in WITHOUT_TEMPLATE:
+    assert ids["single"] != want["single"]
+    want = with_default_template(want, encoder)
+  assert ids == want
+  # What is published alone gives these ids, without its config beside it.
+  library = publish(encoder, tmp_path / "written", name)
+  mask = encoder.special["mask"]
+  assert ids == {
+    "single": [library.encode(text).ids for text in TEXTS],
+    "pair": library.encode(*PAIR).ids,
+    "mask": library.encode(MASKED.replace("[MASK]", mask)).ids,
+  }
+  again = HuggingFaceEncoder(str(tmp_path / "written" / "tokenizer.json"))
+  assert ids_of(again) == ids
+  # Of a model of words each word has its tokens after a space.
+  spaced = encoder.with_space_before()
+  library = publish(spaced, tmp_path / "words", name)
+  split = library.encode(WORDS, is_pretokenized=True)
+  assert split.ids == word_ids(encoder) == word_ids(spaced)
+  # A copy, as in a run's folder, says the same by itself.
+  copy = tmp_path / "copy"
+  copy.mkdir()
+  for file, content in encoder.files([*FOLDERS[name]][0]).items():
+    (copy / file).write_bytes(content)
+  assert ids_of(HuggingFaceEncoder(str(copy / [*FOLDERS[name]][0]))) == ids
+
+
+@pytest.mark.parametrize("part", ["read", "written", "words"])
+def test_transformers_reads_the_same(tmp_path, part, peer):
+  """The kept ids, of the installed version; and what is written."""
+  jobs, encoders = [], {}
+  for number, name in enumerate(FOLDERS):
+    folder = tmp_path / str(number)
+    encoders[name] = encoder = encoder_of(folder / "read", name)
+    publish(encoder, folder / "written", name)
+    publish(encoder.with_space_before(), folder / "words", name)
+    jobs.append(["encode", str(folder / part), str(folder / "ids.json")])
+  texts = {"single": TEXTS, "pair": PAIR, "mask": MASKED, "words": WORDS}
+  for _, folder, _ in jobs:
+    json_files.write(f"{folder}/texts.json", texts)
+  peer(jobs)
+  for name, (_, _, file) in zip(FOLDERS, jobs, strict=True):
+    result = json.loads(pathlib.Path(file).read_text())
+    if part == "words":
+      assert result["words"] == word_ids(encoders[name]), name
+      continue
+    del result["words"]
+    want = KEPT[name] if part == "read" else ids_of(encoders[name])
+    if (part, name) == ("read", "roberta, vocab.json alone"):
+      # transformers 5 keeps the space before the mask as a token.
+      del result["mask"], want["mask"]
+    assert result == want, name
+
+
+def test_a_model_of_vocab_json_and_merges(tmp_path):
+  tokenizer_folders.write(tmp_path, "roberta, vocab.json alone")
+  (tmp_path / "model.safetensors").touch()
+  files = model_source.find_vocabulary({}, {}, str(tmp_path))
+  assert files == {"tokenizer_file": str(tmp_path / "vocab.json")}
+  assert kinds.load_tokenizer(**files).special["mask"] == "<mask>"
+
+
+def test_marks_of_the_users_are_no_google_berts(tmp_path):
+  """google/bert's rules would split them."""
+  path = samples.write_vocabulary(tmp_path / "vocab.txt", [*BERTS, "[E1]", "a"])
+  assert tokenizer_files.fits(path)
+  said = {"additional_special_tokens": ["[E1]"], "do_lower_case": True}
+  json_files.write(str(tmp_path / "tokenizer_config.json"), said)
+  assert not tokenizer_files.fits(path)
+
+
+def test_a_piece_that_the_user_defined_is_text_if_it_is_special(tmp_path):
+  model = ModelProto()
+  types = dict.fromkeys(base.SPECIAL_TOKENS, model.SentencePiece.USER_DEFINED)
+  types |= {base.UNK: 2, "\u2581": 1, "[E1]": model.SentencePiece.USER_DEFINED}
+  types |= dict.fromkeys("SEP[]a", 1)
+  for piece, kind in types.items():
+    model.pieces.add(piece=piece, type=kind, score=-1.0)
+  model.trainer_spec.unk_id = 1
+  path = tmp_path / "spiece.model"
+  path.write_bytes(model.SerializeToString())
+  encoder = kinds.load_tokenizer(spm_model_file=str(path), do_lower_case=False)
+  ids = encoder.encode_batch(["a[SEP]a[E1]"])[0]
+  tokens = [encoder.tokens[i] for i in ids]
+  assert tokens == ["\u2581", "a", *"[SEP]", "a", "[E1]"]
+  masked = encoder.encode_with_masks("a [MASK]").tolist()
+  assert masked == [*encoder.encode_batch(["a"])[0], encoder.mask_id]
