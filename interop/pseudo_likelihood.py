@@ -45,10 +45,11 @@ def words_alone(encoder: Encoder) -> np.ndarray:
 def masked_copies(
   rows: np.ndarray, encoder: Encoder, within_word: bool = True
 ) -> np.ndarray:
-  """int32 [m, S - 2, S]: copy p of each row is masked for the token at p + 1.
+  """int32 [m, n, S]: copy p of each row is masked for the sentence's token p.
 
   `rows` are int32 [m, S], of sentences with [CLS] and [SEP].
   """
+  before, after = map(len, encoder.template(1))
   positions = np.arange(rows.shape[1])
   alone = words_alone(encoder)[rows]
   continues = encoder.is_continuation[rows]
@@ -60,9 +61,11 @@ def masked_copies(
   # int [m, S]: where the first word at or after each position begins.
   words = np.where(begins, positions, len(positions))
   words = np.minimum.accumulate(words[:, ::-1], axis=1)[:, ::-1]
-  scored = positions[1:-1, np.newaxis]
+  words = np.pad(words, ((0, 0), (0, 1)), constant_values=len(positions))
+  scored = positions[before : len(positions) - after, np.newaxis]
   # A copy hides the scored token and the later pieces of its word.
-  hidden = (positions >= scored) & (positions < words[:, 2:, np.newaxis])
+  ends = words[:, scored + 1]
+  hidden = (positions >= scored) & (positions < ends)
   return np.where(hidden, np.int32(encoder.mask_id), rows[:, np.newaxis])
 
 
@@ -122,11 +125,13 @@ class Scorer:
     """float64 [m], for m sentences of one length."""
     labels = np.stack(sentences)
     m, n = labels.shape
-    rows = np.pad(labels, ((0, 0), (1, 1)))
-    rows[:, 0], rows[:, -1] = self._encoder.cls_id, self._encoder.sep_id
+    before, after = self._encoder.template(1)
+    rows = np.concatenate(
+      [np.tile(before, (m, 1)), labels, np.tile(after, (m, 1))], axis=1
+    )
     copies = masked_copies(rows, self._encoder, self._within_word)
-    copies = copies.reshape(-1, n + 2)
-    positions = np.tile(np.arange(1, n + 1), m)[:, np.newaxis]
+    copies = copies.reshape(-1, rows.shape[1])
+    positions = np.tile(len(before) + np.arange(n), m)[:, np.newaxis]
     labels = labels.reshape(-1, 1)
     at_once = max(1, _TOKENS // (n + 2))  # a sentence may be too long for one
     log_probs = []

@@ -1,7 +1,8 @@
 """Documents to training examples, as pure functions.
 
 There are google/bert's pairs, [CLS] A [SEP] B [SEP], and sequences for masked
-LM alone, [CLS] text [SEP]. Both are ranges of the corpus' tokens.
+LM alone, [CLS] text [SEP]. Both are ranges of the corpus' tokens. What stands
+before, between and after them is the tokenizer's template; see `Encoder`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-SPECIAL_TOKENS_PER_EXAMPLE = 3  # [CLS], [SEP], [SEP]
 _RANDOM_DOCUMENT_TRIES = 10  # google/bert's; then B is from the same document
 
 
@@ -93,7 +93,7 @@ def _random_segment(
 def pairs_from_document(
   documents: Documents,
   document: int,
-  max_seq_length: int,
+  max_num_tokens: int,
   short_seq_prob: float,
   rng: np.random.Generator,
 ) -> list[Example]:
@@ -102,9 +102,8 @@ def pairs_from_document(
   Half of the time, and always after a single sentence, B is from another
   document and the next example begins after A. With probability
   `short_seq_prob` all examples are shorter. A and B have at least one token
-  each and at most `max_seq_length - 3` together.
+  each and at most `max_num_tokens` together.
   """
-  max_num_tokens = max_seq_length - SPECIAL_TOKENS_PER_EXAMPLE
   target = max_num_tokens
   if rng.random() < short_seq_prob:
     target = _randint(rng, 2, max_num_tokens)
@@ -144,15 +143,17 @@ def pairs_from_document(
 def sequences(
   documents: Documents,
   chosen: Iterable[int],
-  max_seq_length: int,
+  most: int,
+  num_after: int,
   short_seq_prob: float,
   rng: np.random.Generator,
 ) -> list[Example]:
   """Cuts documents, one after another, into sequences that are full.
 
-  A sequence is its documents' ranges of tokens, with a [SEP] after each and a
-  [CLS] before all. The next one begins where it ends, even inside a sentence.
-  With probability `short_seq_prob` a sequence is shorter.
+  A sequence is its documents' ranges of tokens, with the `num_after` special
+  tokens that end a text after each: `most` tokens. The next one begins where it
+  ends, even inside a sentence. With probability `short_seq_prob` a sequence is
+  shorter.
   """
   examples: list[Example] = []
   # The room that is left in the last sequence goes on to the next document.
@@ -162,14 +163,14 @@ def sequences(
     start = int(documents.sentence_offsets[first])
     end = int(documents.sentence_offsets[last])
     while start < end:
-      if room < 2:  # a token and its [SEP]
-        room = max_seq_length - 1
+      if room < 1 + num_after:
+        room = most
         if short_seq_prob and rng.random() < short_seq_prob:
-          room = _randint(rng, 2, room)
+          room = _randint(rng, 1 + num_after, room)
         examples.append(Example([]))
-      stop = min(end, start + room - 1)
+      stop = min(end, start + room - num_after)
       examples[-1].ranges.append((start, stop))
-      room -= stop - start + 1
+      room -= stop - start + num_after
       start = stop
   return examples
 
@@ -177,22 +178,26 @@ def sequences(
 def join(
   tokens: np.ndarray,
   ranges: Sequence[tuple[int, int]],
-  cls_id: int,
-  sep_id: int,
+  around: Sequence[np.ndarray],
 ) -> tuple[np.ndarray, np.ndarray]:
   """The tokens of [CLS] A [SEP] B [SEP] ..., and their segments.
 
   Both [n], without padding; the first like `tokens`, the second uint8: 0 for A
-  and [CLS], 1 for B and so on in turn, each with its [SEP].
+  and [CLS], 1 for B and so on in turn, each with its [SEP]. `around` are the
+  special tokens before all ranges, and after each.
   """
-  size = 1 + sum(end - start + 1 for start, end in ranges)
+  size = len(around[0])
+  for (start, end), after in zip(ranges, around[1:], strict=True):
+    size += end - start + len(after)
   ids, segments = np.empty(size, tokens.dtype), np.zeros(size, np.uint8)
-  ids[0] = cls_id
-  begin = 1
+  begin = len(around[0])
+  ids[:begin] = around[0]
   for number, (start, end) in enumerate(ranges):
-    sep = begin + end - start
-    ids[begin:sep] = tokens[start:end]
-    ids[sep] = sep_id
-    segments[begin : sep + 1] = number % 2
-    begin = sep + 1
+    after = around[number + 1]
+    first = begin + end - start
+    stop = first + len(after)
+    ids[begin:first] = tokens[start:end]
+    ids[first:stop] = after
+    segments[begin:stop] = number % 2
+    begin = stop
   return ids, segments

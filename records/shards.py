@@ -140,8 +140,11 @@ def _block_examples(
 ) -> list[_Example]:
   settings = task.settings
   tokenizer = token_store.load_tokenizer(task.tokenizer)
-  seed, special = settings.random_seed, (tokenizer.cls_id, tokenizer.sep_id)
-  lengths = settings.max_seq_length, settings.short_seq_prob
+  seed, is_mlm = settings.random_seed, settings.objective == "mlm"
+  before, *afters = tokenizer.template(1 if is_mlm else 2)
+  most, num_after = settings.max_seq_length - len(before), len(afters[0])
+  pair_tokens = most - sum(map(len, afters))
+  short = settings.short_seq_prob
   count = len(documents.document_offsets) - 1
   number = task.shard + task.num_shards * block
   num_blocks = task.num_shards * task.num_blocks
@@ -153,20 +156,24 @@ def _block_examples(
     if settings.cross_documents:
       key = _SEQUENCE_STREAM, copy, task.shard, block
       rng = instances.generator(seed, *key)
-      cut = instances.sequences(documents, chosen, *lengths, rng)
+      cut = instances.sequences(documents, chosen, most, num_after, short, rng)
     else:
       # A generator for each copy of each document: so neither the order of the
       # documents nor their shard matters.
       for document in chosen:
         rng = instances.generator(seed, copy, document)
-        if settings.objective == "mlm":
-          cut += instances.sequences(documents, [document], *lengths, rng)
+        if is_mlm:
+          cut += instances.sequences(
+            documents, [document], most, num_after, short, rng
+          )
         else:
           cut += instances.pairs_from_document(
-            documents, document, *lengths, rng
+            documents, document, pair_tokens, short, rng
           )
     for ranges, is_random_next in cut:
-      ids, segments = instances.join(documents.tokens, ranges, *special)
+      # Each document of a sequence ends as the first one does.
+      around = [before, *(afters * len(ranges) if is_mlm else afters)]
+      ids, segments = instances.join(documents.tokens, ranges, around)
       examples.append(_Example(ids, segments, is_random_next))
   return examples
 

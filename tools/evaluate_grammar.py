@@ -77,11 +77,12 @@ def encode(
   distinct: dict[bytes, int] = {}  # a sentence's tokens -> its number
   sentences: list[np.ndarray] = []
   numbers: list[int] = []
+  room = most - sum(map(len, encoder.template(1)))
   for at, ids in enumerate(encoder.encode_batch(texts)):
-    if not 2 < len(ids) + 2 <= most:
+    if not 1 <= len(ids) <= room:
       raise DataError(
         f"{pairs[at // 2].where}: {texts[at][:50]!r} has {len(ids)} tokens, "
-        f"but the model reads 1 to {most - 2}: take the pair out"
+        f"but the model reads 1 to {room}: take the pair out"
       )
     number = distinct.setdefault(ids.tobytes(), len(sentences))
     if number == len(sentences):

@@ -4,7 +4,6 @@ import functools
 import itertools
 import json
 import re
-import types
 
 import finetuning_runs
 import numpy as np
@@ -14,9 +13,10 @@ import samples
 from common.errors import UserError
 from finetuning import classification, metrics, tables, windows
 from finetuning.labels import identity, label_order
-from text_encoders.base import SPECIAL_TOKENS
+from text_encoders.base import SPECIAL_TOKENS, Encoder
 
-SPECIAL = types.SimpleNamespace(cls_id=2, sep_id=3)
+SPECIAL = Encoder("vocab.txt", True)
+SPECIAL.cls_id, SPECIAL.sep_id = 2, 3
 
 
 def pair(a, b, room):

@@ -95,7 +95,7 @@ BY_HAND = {
 )
 def test_pairs_by_hand(documents, draws, binomials, want):
   rng = ScriptedRng(draws, binomials)
-  made = instances.pairs_from_document(corpus_of(*documents), 0, 13, 0.1, rng)
+  made = instances.pairs_from_document(corpus_of(*documents), 0, 10, 0.1, rng)
   assert made == want and rng.used_up
 
 
@@ -127,7 +127,7 @@ def test_invariants(lengths, seed, max_seq_length, short):
   for d in range(len(lengths)):
     rng = instances.generator(seed, 0, d)
     found = instances.pairs_from_document(
-      documents, d, max_seq_length, short, rng
+      documents, d, max_seq_length - 3, short, rng
     )
     assert found
     for ((a_start, a_end), (b_start, b_end)), is_random_next in found:
@@ -151,7 +151,7 @@ def test_random_next_is_half_and_from_elsewhere():
     for d in range(50):
       rng = instances.generator(7, copy, d)
       for (_, (b_start, _)), is_random_next in instances.pairs_from_document(
-        documents, d, 64, 0.1, rng
+        documents, d, 61, 0.1, rng
       ):
         home = np.searchsorted(limits, b_start, side="right") - 1
         total += 1
@@ -175,7 +175,9 @@ def test_truncation_takes_from_both_ends():
 
 def test_sequences_by_hand():
   tokens = np.arange(100, 120, dtype=np.int32)
-  ids, segments = instances.join(tokens, [(1, 3), (7, 8), (9, 10)], 2, 3)
+  ids, segments = instances.join(
+    tokens, [(1, 3), (7, 8), (9, 10)], [[2], [3], [3], [3]]
+  )
   assert ids.tolist() == [2, 101, 102, 3, 107, 3, 109, 3]
   assert segments.tolist() == [0, 0, 0, 0, 1, 1, 0, 0]
   assert ids.dtype == tokens.dtype
@@ -183,7 +185,7 @@ def test_sequences_by_hand():
 
   def ranges(*chosen, length, draws=(), short=0.0):
     rng = ScriptedRng(draws)
-    made = instances.sequences(documents, chosen, length, short, rng)
+    made = instances.sequences(documents, chosen, length - 1, 1, short, rng)
     assert rng.used_up
     return [example.ranges for example in made]
 
@@ -212,10 +214,12 @@ def test_sequences_by_hand():
 def test_sequences_hold_every_token_once(lengths, length, short):
   documents = corpus_of(*lengths)
   rng = np.random.default_rng(0)
-  made = instances.sequences(documents, range(len(lengths)), length, short, rng)
+  chosen = range(len(lengths))
+  made = instances.sequences(documents, chosen, length - 1, 1, short, rng)
   sizes, tokens = [], []
   for ranges, _ in made:
-    ids, segments = instances.join(documents.tokens, ranges, -1, -2)
+    around = [[-1], *[[-2]] * len(ranges)]
+    ids, segments = instances.join(documents.tokens, ranges, around)
     ends = np.flatnonzero(ids == -2) + 1
     assert ids[0] == -1 and len(ends) == len(ranges) and ends[-1] == len(ids)
     assert set(np.flatnonzero(np.diff(segments)) + 1) == set(ends[:-1])

@@ -2,7 +2,6 @@
 
 import itertools
 import tracemalloc
-import types
 import unicodedata
 
 import numpy as np
@@ -15,7 +14,7 @@ from finetuning import spans as answering
 from finetuning import windows
 from finetuning.spans import AnswerSettings
 from text_encoders import kinds
-from text_encoders.base import SPECIAL_TOKENS, TokenSpans
+from text_encoders.base import SPECIAL_TOKENS, Encoder, TokenSpans
 
 
 def cut_by(max_seq_length, doc_stride):
@@ -211,7 +210,8 @@ def test_any_answer_is_found_again(request, kind, text, data):
     assert cut(text, shown, tokens) == text[start:end].strip()
 
 
-SPECIAL = types.SimpleNamespace(cls_id=2, sep_id=3)
+SPECIAL = Encoder("vocab.txt", True)
+SPECIAL.cls_id, SPECIAL.sep_id = 2, 3
 
 
 def spans_of(count):
