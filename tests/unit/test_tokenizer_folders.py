@@ -7,6 +7,7 @@ but in the one folder that `test_transformers_reads_the_same` names.
 import json
 import pathlib
 
+import numpy as np
 import pytest
 import samples
 import tokenizer_folders
@@ -17,6 +18,7 @@ from tokenizers import Tokenizer
 from common import json_files
 from finetuning import windows, words
 from interop import model_source
+from records import tfrecord
 from text_encoders import base, kinds, tokenizer_files
 from text_encoders.tokenizer_json import HuggingFaceEncoder
 
@@ -171,3 +173,24 @@ def test_a_piece_that_the_user_defined_is_text_if_it_is_special(tmp_path):
   assert tokens == ["\u2581", "a", *"[SEP]", "a", "[E1]"]
   masked = encoder.encode_with_masks("a [MASK]").tolist()
   assert masked == [*encoder.encode_batch(["a"])[0], encoder.mask_id]
+
+
+def test_pairs_in_records_have_the_template(tmp_path):
+  """Two separators between RoBERTa's texts, one after a sequence of one."""
+  encoder = encoder_of(tmp_path / "folder", "roberta")
+  lines = ["The cat sees the dog.", "the dogs.", "The cat.", "a dog sees."]
+  text = tmp_path / "t.txt"
+  text.write_text("\n\n".join(["\n".join(lines), "\n".join(lines[::-1])] * 3))
+  for objective, between in (("mlm_nsp", 2), ("mlm", 0)):
+    summary = samples.create(
+      tmp_path / objective, str(text), tokenizer_file=encoder.file,
+      vocab_file=None, objective=objective, dynamic_masks=True,
+      max_seq_length=24, short_seq_prob=0.1,
+    )  # fmt: skip
+    folder = pathlib.Path(summary.manifest_path).parent
+    for record in tfrecord.RecordSet([*map(str, folder.glob("*.tfrecord"))]):
+      row = samples.feature_values(record)
+      ids = np.array(row["input_ids"])[np.array(row["input_mask"]) > 0]
+      ends = np.flatnonzero(ids == encoder.sep_id)
+      assert ids[0] == encoder.cls_id and ends[-1] == len(ids) - 1
+      assert len(ends) == between + 1 and (np.diff(ends[:2]) == 1).all()
