@@ -253,7 +253,7 @@ def compare(encoder: base.Encoder, path: str) -> None:
     TOKENIZER_FILE: tokenizer,
     _ADDED_FILE: {"added_tokens": [*read(folder, _ADDED_FILE)]},
   }.items():
-    fields[_OTHERS] = _other_tokens(fields, ids)
+    fields[_OTHERS] = _other_tokens(fields, ids, encoder)
     for field, value in fields.items():
       if value not in rules.get(field, [value]):
         raise DataError(
@@ -264,7 +264,9 @@ def compare(encoder: base.Encoder, path: str) -> None:
         )
 
 
-def _other_tokens(fields: dict, ids: dict[str, int]) -> list[str]:
+def _other_tokens(
+  fields: dict, ids: dict[str, int], encoder: base.Encoder
+) -> list[str]:
   """The tokens of a file that a vocabulary lacks, or has by another id."""
   vocab = fields.get("model", {}).get("vocab")
   numbers = dict(vocab) if isinstance(vocab, dict) else {}
@@ -274,11 +276,12 @@ def _other_tokens(fields: dict, ids: dict[str, int]) -> list[str]:
       content = token if isinstance(token, dict) else {"content": token}
       text = str(content["content"])
       numbers[text] = content.get("id", ids.get(text, -1))
-      # google/bert splits all others in a text.
-      if text not in base.SPECIAL_TOKENS and text.strip():
+      # google/bert splits other marks of the user's in a text.
+      is_special = text in base.SPECIAL_TOKENS
+      if not is_special and len(encoder.encode_batch([text])[0]) > 1:
         others.append(text)
   for text, number in numbers.items():
     # A blank token is an unusual space, see `load_vocab`.
     if text.strip() and ids.get(text.strip()) != number:
       others.append(text)
-  return sorted({*others})
+  return others
