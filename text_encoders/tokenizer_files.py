@@ -270,7 +270,7 @@ def _other_tokens(
   """The tokens of a file that a vocabulary lacks, or has by another id."""
   vocab = fields.get("model", {}).get("vocab")
   numbers = dict(vocab) if isinstance(vocab, dict) else {}
-  others = []
+  others: dict[str, None] = {}
   for name in _LISTS:
     for token in fields.get(name) or ():
       content = token if isinstance(token, dict) else {"content": token}
@@ -279,9 +279,9 @@ def _other_tokens(
       # google/bert splits other marks of the user's in a text.
       is_special = text in base.SPECIAL_TOKENS
       if not is_special and len(encoder.encode_batch([text])[0]) > 1:
-        others.append(text)
+        others[text] = None
   for text, number in numbers.items():
     # A blank token is an unusual space, see `load_vocab`.
     if text.strip() and ids.get(text.strip()) != number:
-      others.append(text)
-  return others
+      others[text] = None
+  return [*others]
