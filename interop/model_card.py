@@ -105,11 +105,7 @@ def write(
     lines.append(f"Labels: {', '.join(map(_cell, task['labels']))}.")
   if licence == "unknown":
     lines += ["", "The licence is not stated: set `license` above."]
-  text = f"... {mask} ..." if pipeline == "fill-mask" else "..."
-  use = _USE.format(pipeline, _OPTIONS.get(pipeline, ""), text)
-  if pipeline == "question-answering":
-    use = _USE_FOR_QUESTIONS
-  lines += ["", "## Use", "", use, "", _TRAIN_ON]
+  lines += ["", "## Use", "", _usage(pipeline, mask), "", _TRAIN_ON]
   # All below comes from the run's files, if the weights still lie beside them.
   about = description.read(os.path.dirname(inputs[0]))
   run = about.start_of(checkpoint_files.step_of(inputs[0]))
@@ -128,6 +124,13 @@ def write(
     lines += ["", f"## {title}", "", *table]
   card = "\n".join(lines) + "\n"
   files.write(path, card.encode(errors="backslashreplace"))
+
+
+def _usage(pipeline: str, mask: str) -> str:
+  if pipeline == "question-answering":
+    return _USE_FOR_QUESTIONS
+  text = f"... {mask} ..." if pipeline == "fill-mask" else "..."
+  return _USE.format(pipeline, _OPTIONS.get(pipeline, ""), text)
 
 
 def _data(about: Description, run: dict) -> Iterator[tuple]:
