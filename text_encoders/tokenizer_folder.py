@@ -6,6 +6,7 @@ tokenizer.json has a tokenizer's steps. tokenizer_config.json beside it, by its
 
 import copy
 import json
+import operator
 import os
 import re
 from typing import NamedTuple
@@ -105,7 +106,10 @@ def read(file: str) -> TokenizerFolder:
   for token in content["added_tokens"]:
     ids[token["content"]] = token["id"]
   for role, (keys, names) in _ROLES.items():
-    for name in [*map(_name, map(config.get, keys)), *names]:
+    for key in keys:
+      if _name(config.get(key)) in ids:
+        special.setdefault(role, _name(config[key]))
+    for name in names:
       if name in ids:
         special.setdefault(role, name)
   around = {}
@@ -177,8 +181,9 @@ def _config_of(file: str) -> dict:
   config: dict = {}
   for path in paths:
     if os.path.exists(path):
-      said = json_files.read(path, _FORM)
-      config |= {k: said[k] for k in said if f"{k}?" in _FORM}
+      for key, value in json_files.read(path, _FORM).items():
+        if f"{key}?" in _FORM:
+          config[key] = value
   return config
 
 
@@ -200,7 +205,7 @@ def _of_merges(file: str) -> Tokenizer:
   tokenizer.decoder = decoders.ByteLevel()
   # RoBERTa's mask stands for a word with the space before it.
   mask = AddedToken("<mask>", lstrip=True, special=True)
-  tokenizer.add_special_tokens([*(name for name, _ in (cls, sep)), mask])
+  tokenizer.add_special_tokens([cls[0], sep[0], mask])
   tokenizer.post_processor = processors.RobertaProcessing(
     sep, cls, add_prefix_space=False
   )
@@ -222,7 +227,9 @@ def _lay_over(content: dict, config: dict, ids: dict[str, int]) -> None:
   if "add_prefix_space" in (splitter or {}):
     default = family not in _LIKE_GPT2 and splitter["add_prefix_space"]
     splitter["add_prefix_space"] = config.get("add_prefix_space", default)
-  known = {token["content"]: token for token in content["added_tokens"]}
+  known = {}
+  for token in content["added_tokens"]:
+    known[token["content"]] = token
   for token in (config.get("added_tokens_decoder") or {}).values():
     name = token["content"]
     known[name] = _added(name, ids, known.get(name, {}) | token)
@@ -234,7 +241,9 @@ def _lay_over(content: dict, config: dict, ids: dict[str, int]) -> None:
     if name not in known:
       about = token if isinstance(token, dict) else {}
       known[name] = _added(name, ids, about | {"special": True})
-  content["added_tokens"] = sorted(known.values(), key=lambda one: one["id"])
+  content["added_tokens"] = sorted(
+    known.values(), key=operator.itemgetter("id")
+  )
 
 
 def _added(name: str, ids: dict[str, int], about: dict) -> dict:

@@ -63,7 +63,9 @@ class HuggingFaceEncoder(base.Encoder):
 
   def __init__(self, file: str, do_lower_case: bool = False):
     self._folder = folder = tokenizer_folder.read(file)
-    roles = folder.special
+    roles, self._templates = folder.special, {}
+    for count, around in folder.around.items():
+      self._templates[count] = [np.array(ids, np.int32) for ids in around]
     content = _reading_text(folder.content, roles.values())
     self._library = tokenizer_folder.opened(file, json.dumps(content))
     whole = tokenizer_folder.opened(file, json.dumps(folder.content))
@@ -104,11 +106,13 @@ class HuggingFaceEncoder(base.Encoder):
     return encoder
 
   def template(self, count: int) -> list[np.ndarray]:
-    return [np.array(ids, np.int32) for ids in self._folder.around[count]]
+    return self._templates[count]
 
   def config(self) -> dict:
-    roles = {f"{role}_token": name for role, name in self.special.items()}
-    return {**super().config(), **self._folder.config, **roles}
+    config = {**super().config(), **self._folder.config}
+    for role, name in self.special.items():
+      config[f"{role}_token"] = name
+    return config
 
   def huggingface_config(self) -> dict:
     config = super().huggingface_config()
