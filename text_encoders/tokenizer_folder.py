@@ -167,7 +167,7 @@ def bert_template(cls: str, sep: str, ids: dict[str, int], second: int = 1):
   )
 
 
-def _name(token) -> str | None:
+def _name(token):
   """An AddedToken is written as its text, or with its properties."""
   return token["content"] if isinstance(token, dict) else token
 
@@ -237,7 +237,7 @@ def _lay_over(content: dict, config: dict, ids: dict[str, int]) -> None:
   more = config.get("extra_special_tokens") or []
   more = [*more.values()] if isinstance(more, dict) else more
   for token in [*others, *more]:
-    name = str(_name(token))
+    name = _name(token)
     if name not in known:
       about = token if isinstance(token, dict) else {}
       known[name] = _added(name, ids, about | {"special": True})
