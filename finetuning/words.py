@@ -37,7 +37,8 @@ def encode_words(
   tokens_of = functools.cache(lambda word: tokenizer.encode_rest(f" {word}"))
   # `first_word` is the number of the sentence's first word in the whole set.
   windows, first_word = [], 0
-  around = [len(special) for special in tokenizer.template(1)]
+  before, after = tokenizer.template(1)
+  around = len(before), len(after)
   for number, words in enumerate(sentences):
     tokens = [tokens_of(word) for word in words]
     ids = np.concatenate([np.zeros(0, np.int32), *tokens])

@@ -49,7 +49,7 @@ def masked_copies(
 
   `rows` are int32 [m, S], of sentences with [CLS] and [SEP].
   """
-  before, after = map(len, encoder.template(1))
+  before, after = encoder.template(1)
   positions = np.arange(rows.shape[1])
   alone = words_alone(encoder)[rows]
   continues = encoder.is_continuation[rows]
@@ -62,7 +62,8 @@ def masked_copies(
   words = np.where(begins, positions, len(positions))
   words = np.minimum.accumulate(words[:, ::-1], axis=1)[:, ::-1]
   words = np.pad(words, ((0, 0), (0, 1)), constant_values=len(positions))
-  scored = positions[before : len(positions) - after, np.newaxis]
+  sentence = slice(len(before), len(positions) - len(after))
+  scored = positions[sentence, np.newaxis]
   # A copy hides the scored token and the later pieces of its word.
   ends = words[:, scored + 1]
   hidden = (positions >= scored) & (positions < ends)

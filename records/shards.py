@@ -141,9 +141,9 @@ def _block_examples(
   settings = task.settings
   tokenizer = token_store.load_tokenizer(task.tokenizer)
   seed, is_mlm = settings.random_seed, settings.objective == "mlm"
-  before, *afters = tokenizer.template(1 if is_mlm else 2)
+  before, *afters = template = tokenizer.template(1 if is_mlm else 2)
   most, num_after = settings.max_seq_length - len(before), len(afters[0])
-  pair_tokens = most - sum(map(len, afters))
+  pair_tokens = settings.max_seq_length - len(np.concatenate(template))
   short = settings.short_seq_prob
   count = len(documents.document_offsets) - 1
   number = task.shard + task.num_shards * block

@@ -135,7 +135,7 @@ class Encoder:
   @property
   def masks(self) -> re.Pattern:
     """Finds the mask in a text, by its name in the vocabulary or as [MASK]."""
-    return re.compile("|".join(map(re.escape, {MASK, self.special["mask"]})))
+    return re.compile(rf"\[MASK\]|{re.escape(self.special['mask'])}")
 
   def encode_with_masks(self, text: str) -> np.ndarray:
     """As `encode_batch`, of a text in which `masks` are tokens."""
