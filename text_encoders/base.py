@@ -174,7 +174,7 @@ class Encoder:
     return None
 
   def with_space_before(self) -> "Encoder":
-    """What is published of an encoder of single words; see `encode_words`.
+    """The encoder as it is published beside a model of words.
 
     transformers' tokenizer then gives words the tokens that they have here.
     """
