@@ -106,10 +106,8 @@ OTHERS = {
 def test_other_tokenizers_are_refused_by_their_field(
   tmp_path, file, changes, field
 ):
-  path, encoder = write_folder(tmp_path / "a", True, {file: changes})
+  path, _ = write_folder(tmp_path / "a", True, {file: changes})
   with pytest.raises(UserError, match=f"/a/{file}: .*{field}.* give another"):
-    tokenizer_files.compare(encoder, path)
-  with pytest.raises(UserError, match=field):
     tokenizer_files.load({"vocab_file": path}, None)
 
 
