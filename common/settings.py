@@ -252,34 +252,30 @@ def present(values: flags.FlagValues) -> dict[str, Any]:
   return {name: values[name].value for name in values if values[name].present}
 
 
-def from_flags(
-  kind: Any,
-  values: flags.FlagValues,
-  defaults: dict | None = None,
-  named: dict | None = None,
-):
-  """The checked settings; `defaults` has values of flags that are not given.
+def from_flags(kind: Any, values: flags.FlagValues):
+  """The checked settings of a command, with the defaults of its flags."""
+  return make(kind, {name: values[name].value for name in values}, {})
 
-  `named` has fields' values in place of what flags name. It goes by the flags'
-  names.
+
+def make(kind: Any, given: dict, contents: dict):
+  """The checked settings; `given` has values by the names of flags or fields.
+
+  `contents` has fields' values, by the names of flags, that `given` names only.
   """
   fields = {}
   for field, one in _declared(kind):
     if one is None:
-      fields[field.name] = from_flags(field.type, values, defaults, named)
+      fields[field.name] = make(field.type, given, contents)
       continue
-    # What `named` has counts most, then the command, then `defaults`.
-    flag = values[one.flag or one.name]
-    if named and flag.name in named:
-      fields[field.name] = named[flag.name]
-      continue
-    value = flag.value
-    if defaults and not flag.present:
-      value = defaults.get(one.name, value)
-    if value is None and one.required:
-      raise UserError(f"--{flag.name} is missing; see --help")
-    read = one.read if value is not None else None
-    fields[field.name] = read(value) if read else value
+    name = one.flag or one.name
+    value = given.get(name, given.get(one.name, one.default))
+    if value in (None, dataclasses.MISSING) and one.required:
+      raise UserError(f"--{name} is missing; see --help")
+    if name in contents:
+      value = contents[name]
+    elif one.read and value is not None:
+      value = one.read(value)
+    fields[field.name] = value
   settings = kind(**fields)
   check(settings)
   return settings

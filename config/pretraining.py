@@ -229,10 +229,19 @@ class RunConfig:
     )
 
   @classmethod
+  def given(cls, flags) -> tuple[dict, dict, dict]:
+    """The flags that are given, those in files that they name, and `contents`.
+
+    Each file that others need, too, is read here, once; see `settings.make`.
+    """
+    present = settings.present(flags)
+    return present, *cls.in_files(present)
+
+  @classmethod
   def from_flags(cls, flags) -> Self:
     """The config of flags alone: no folder of a model is looked at."""
-    values, content = cls.in_files(settings.present(flags))
-    return settings.from_flags(cls, flags, values, content)
+    present, in_files, contents = cls.given(flags)
+    return settings.make(cls, in_files | present, contents)
 
   @classmethod
   def defaults(cls, task: dict, present: dict) -> dict:

@@ -32,7 +32,8 @@ class Command:
     """Makes the config; raises `UserError` for wrong flags and files."""
     # Rank 0 alone does it: a moment later another checkpoint may be a folder's
     # newest.
-    config, self.lines = configured(self._kind, self.flags)
+    given = self._kind.given(self.flags)
+    config, self.lines = configured(self._kind, *given)
     config.check_files()
     services.check_installed(config.report_to)
     self.config = config
@@ -67,19 +68,19 @@ class Origin(NamedTuple):
     return not self.chosen or is_folder or checkpoint_files.hold(self.chosen)
 
 
-def configured(kind: type, flags) -> tuple[Any, list[str]]:
-  """The config of a run by its flags, and lines for the log.
+def configured(
+  kind: type, flags: dict, in_files: dict, contents: dict
+) -> tuple[Any, list[str]]:
+  """The config of a run by what is `RunConfig.given`, and lines for the log.
 
   Flags that are not given are what the files of the run that it resumes say, or
   those of the model that it starts from. Raises `UserError` if a given one
   contradicts them.
   """
-  present = settings.present(flags)
-  in_files, content = kind.in_files(present)  # each is read once, here
-  values = in_files | present
-  if content.get("stages"):
-    values |= content["stages"][0]  # what is read first
-  origin = find_origin(values.get("output_dir") or "", present)
+  values = in_files | flags
+  if contents.get("stages"):
+    values |= contents["stages"][0]  # what is read first
+  origin = find_origin(values.get("output_dir") or "", flags)
   trains = bool(values.get("do_train") or values.get("dry_run"))
   held_out = None if trains else values.get("eval_input_file")
   files = held_out or values.get("input_file")
@@ -89,18 +90,18 @@ def configured(kind: type, flags) -> tuple[Any, list[str]]:
     if origin.model and records:
       lines += other_text(origin.model, records)
   else:
-    defaults, lines = _of_model(present, origin)
-    defaults |= _of_task(kind, values, present, origin)
+    defaults, lines = _of_model(flags, origin)
+    defaults |= _of_task(kind, values, flags, origin)
   bert, of_bert = _bert(kind, defaults | values, origin, records)
   named = {
     "bert_config_file": bert, "init_checkpoint": origin.init,
     "cooldown_from": origin.branch,
   }  # fmt: skip
-  content |= {flag: value for flag, value in named.items() if value}
+  read = contents | {flag: value for flag, value in named.items() if value}
   # A flag counts most, then files that flags name, then the run or model.
-  config = settings.from_flags(kind, flags, defaults | in_files, content)
+  config = settings.make(kind, defaults | in_files | flags, read)
   if not origin.hold():
-    return configured(kind, flags)  # chooses again
+    return configured(kind, flags, in_files, contents)  # chooses again
   return config, [*origin.lines, *lines, *of_bert]
 
 

@@ -220,7 +220,9 @@ def test_numbers_are_found(tmp_path, label):
     ner.NerConfig, output_dir=str(out), do_predict=True, xla="off",
     predict_file=task.config.predict_file,
   )  # fmt: skip
-  config, _ = run_settings.configured(ner.NerConfig, flags)
+  config, _ = run_settings.configured(
+    ner.NerConfig, *ner.NerConfig.given(flags)
+  )
   assert (config.doc_stride, config.max_seq_length) == (16, 64)
   run(ner.Ner(config))
   assert (out / ner.PREDICTIONS_FILE).read_text() == written

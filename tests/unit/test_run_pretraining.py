@@ -562,7 +562,8 @@ TENSORFLOWS_OWN = re.compile(
 def settled_flags(do_train=True, **given):
   """(the config, the log's lines) of a command with these flags."""
   values = command_line(PretrainingConfig, do_train=do_train, **given)
-  return run_settings.configured(PretrainingConfig, values)
+  given = PretrainingConfig.given(values)
+  return run_settings.configured(PretrainingConfig, *given)
 
 
 def settled_as(tiny_run, folder, **given):

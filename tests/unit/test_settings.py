@@ -67,10 +67,10 @@ def parsed(kind, *words):
 
 def test_flags_make_the_dataclass():
   values = parsed(Outer, "--size_file=xy", "--parts=a,b", "--beta=0.25")
-  found = {"count": 7, "parts": ["b"], "beta": 0.75}
-  assert settings.from_flags(Outer, values, found) == Outer(
-    count=7, parts=["a", "b"], size=2, inner=Inner(0.25)
-  )
+  given = {"count": 7} | settings.present(values)
+  want = Outer(count=7, parts=["a", "b"], size=2, inner=Inner(0.25))
+  assert settings.make(Outer, given, {}) == want
+  assert settings.make(Outer, given, {"size_file": 9}).size == 9
   by_alias = settings.from_flags(Outer, parsed(Outer, "--file=xyz"))
   assert by_alias.size == 3
   with pytest.raises(UserError, match="--size_file is missing; see --help"):
