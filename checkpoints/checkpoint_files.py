@@ -102,7 +102,8 @@ class Checkpoint:
 def hold(prefix: str) -> bool:
   """Opens a chosen checkpoint for the next `Checkpoint` of that name.
 
-  False if it is gone. Only reading it raises what is wrong with it.
+  False if it is gone. Only reading it raises what is wrong with it. Nothing
+  removes a folder, which is Hugging Face's.
   """
   # The run that wrote it may remove it before it is read. An open file can
   # still be read then.
@@ -111,7 +112,8 @@ def hold(prefix: str) -> bool:
     held = Checkpoint(prefix)
     held[min(held.shapes)]  # opens the file of all values
     _held[prefix] = held._reader
-  return prefix in _held or bool(glob.glob(glob.escape(prefix) + ".*"))
+  is_there = os.path.isdir(prefix) or glob.glob(glob.escape(prefix) + ".*")
+  return prefix in _held or bool(is_there)
 
 
 class _Writer:

@@ -257,18 +257,18 @@ def from_flags(kind: Any, values: flags.FlagValues):
   return make(kind, {name: values[name].value for name in values}, {})
 
 
-def make(kind: Any, given: dict, contents: dict):
-  """The checked settings; `given` has values by the names of flags or fields.
+def make(kind: Any, values: dict, contents: dict):
+  """The checked settings; `values` goes by the names of flags or fields.
 
-  `contents` has fields' values, by the names of flags, that `given` names only.
+  `contents` has what is read of files that flags name, by the flags' names.
   """
   fields = {}
   for field, one in _declared(kind):
     if one is None:
-      fields[field.name] = make(field.type, given, contents)
+      fields[field.name] = make(field.type, values, contents)
       continue
     name = one.flag or one.name
-    value = given.get(name, given.get(one.name, one.default))
+    value = values.get(name, values.get(one.name, one.default))
     if value in (None, dataclasses.MISSING) and one.required:
       raise UserError(f"--{name} is missing; see --help")
     if name in contents:

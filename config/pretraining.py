@@ -229,7 +229,7 @@ class RunConfig:
     )
 
   @classmethod
-  def given(cls, flags) -> tuple[dict, dict, dict]:
+  def read_flags(cls, flags) -> tuple[dict, dict, dict]:
     """The flags that are given, those in files that they name, and `contents`.
 
     Each file that others need, too, is read here, once; see `settings.make`.
@@ -240,7 +240,7 @@ class RunConfig:
   @classmethod
   def from_flags(cls, flags) -> Self:
     """The config of flags alone: no folder of a model is looked at."""
-    present, in_files, contents = cls.given(flags)
+    present, in_files, contents = cls.read_flags(flags)
     return settings.make(cls, in_files | present, contents)
 
   @classmethod

@@ -84,7 +84,11 @@ def read_item(item, where: str) -> dict:
       value = [value, value]
     flags[name] = value
   sizes = flags.get("global_batch_size", [1, 1])
-  if not _can_grow(sizes, "time_share" in flags):
+  # When a stage of a share of the time ends is not known beforehand.
+  is_known = len(sizes) == 3 or "time_share" not in flags
+  first, last = (*sizes, 0, 0)[:2]
+  fits = first == last or (is_known and last >= 2 * first)
+  if len(sizes) not in (2, 3) or min(sizes) < 1 or not fits:
     raise UserError(
       f"{where}: global_batch_size={sizes}: must be a number of examples, or "
       "[first, last, updates] of a batch that grows in multiples of its first "
@@ -92,17 +96,6 @@ def read_item(item, where: str) -> dict:
       "the updates may be left out"
     )
   return flags
-
-
-def _can_grow(sizes: list, ends_by_time: bool) -> bool:
-  """Whether these are [first, last] or [first, last, updates] of a batch."""
-  if not all(n > 0 for n in sizes):
-    return False
-  if len(sizes) == 2 and sizes[0] == sizes[1]:
-    return True
-  # When a stage of a share of the time ends is not known beforehand.
-  has_updates = len(sizes) == 3 or (len(sizes) == 2 and not ends_by_time)
-  return has_updates and (sizes[1] == sizes[0] or sizes[1] >= 2 * sizes[0])
 
 
 def configs(base) -> list:

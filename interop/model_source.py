@@ -134,7 +134,7 @@ def find(model: str, flags: Given = NOTHING_GIVEN) -> Source:
   Raises `UserError` if a part is missing, damaged, or contradicts `flags`.
   """
   located = locate(model)
-  if not (os.path.isdir(located.path) or checkpoint_files.hold(located.path)):
+  if not checkpoint_files.hold(located.path):
     # The run that wrote it has removed it meanwhile: choose again. Once
     # held, it can be read even then.
     located = locate(model)

@@ -32,8 +32,8 @@ class Command:
     """Makes the config; raises `UserError` for wrong flags and files."""
     # Rank 0 alone does it: a moment later another checkpoint may be a folder's
     # newest.
-    given = self._kind.given(self.flags)
-    config, self.lines = configured(self._kind, *given)
+    values = self._kind.read_flags(self.flags)
+    config, self.lines = configured(self._kind, *values)
     config.check_files()
     services.check_installed(config.report_to)
     self.config = config
@@ -62,16 +62,11 @@ class Origin(NamedTuple):
   chosen: str = ""  # the checkpoint that a new run reads
   lines: tuple[str, ...] = ()  # for the log
 
-  def hold(self) -> bool:
-    """Opens what a new run reads; False if another run has removed it."""
-    is_folder = os.path.isdir(self.chosen)  # Hugging Face's
-    return not self.chosen or is_folder or checkpoint_files.hold(self.chosen)
-
 
 def configured(
   kind: type, flags: dict, in_files: dict, contents: dict
 ) -> tuple[Any, list[str]]:
-  """The config of a run by what is `RunConfig.given`, and lines for the log.
+  """The config of a run by `RunConfig.read_flags`, and lines for the log.
 
   Flags that are not given are what the files of the run that it resumes say, or
   those of the model that it starts from. Raises `UserError` if a given one
@@ -91,7 +86,13 @@ def configured(
       lines += other_text(origin.model, records)
   else:
     defaults, lines = _of_model(flags, origin)
-    defaults |= _of_task(kind, values, flags, origin)
+    # The flags that task.json sets; a training may use another task's model.
+    binds = origin.continues or (origin.model and not trains)
+    task = kind.defaults(origin.about.task if binds else {}, flags)
+    before = {"task": kind.kind, **task}
+    scopes = agreement.scopes(trains)
+    agreement.agree(before, flags, origin.about.folder, scopes)
+    defaults |= task
   bert, of_bert = _bert(kind, defaults | values, origin, records)
   named = {
     "bert_config_file": bert, "init_checkpoint": origin.init,
@@ -100,7 +101,7 @@ def configured(
   read = contents | {flag: value for flag, value in named.items() if value}
   # A flag counts most, then files that flags name, then the run or model.
   config = settings.make(kind, defaults | in_files | flags, read)
-  if not origin.hold():
+  if origin.chosen and not checkpoint_files.hold(origin.chosen):
     return configured(kind, flags, in_files, contents)  # chooses again
   return config, [*origin.lines, *lines, *of_bert]
 
@@ -168,19 +169,6 @@ def _of_model(present: dict, origin: Origin) -> tuple[dict, list[str]]:
   return {"do_lower_case": encoder.do_lower_case}, lines
 
 
-def _of_task(kind: type, values: dict, present: dict, origin: Origin) -> dict:
-  """The flags that task.json of the model sets, where it binds the run."""
-  trains = values.get("do_train", False)
-  # A training may use another task's model.
-  binds = origin.continues or (origin.model and not trains)
-  task = origin.about.task if binds else {}
-  defaults = kind.defaults(task, present)
-  before = {"task": kind.kind, **defaults}
-  scopes = agreement.scopes(trains)
-  agreement.agree(before, present, origin.about.folder, scopes)
-  return defaults
-
-
 def _bert(
   kind: type, values: dict, origin: Origin, records: RecordFiles | None
 ) -> tuple[BertConfig | None, list[str]]:
@@ -201,10 +189,8 @@ def _bert(
     rows = kinds.load_tokenizer(**files).vocab_size
   elif records and records.manifest:
     rows = records.manifest.tokenizer.vocab_size
-  file = "its file"
-  if rows:
-    file = "the data's vocabulary"
-    bert = BertConfig.from_dict({**bert.to_dict(), "vocab_size": rows})
+  file = "the data's vocabulary" if rows else "its file"
+  bert.vocab_size = rows or bert.vocab_size
   return bert, [
     f"{agreement.BERT_FLAG}={name}: vocabulary of {bert.vocab_size:,} from "
     f"{file}"

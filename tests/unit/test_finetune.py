@@ -70,7 +70,7 @@ def trained(tmp_path_factory, letters):
 def configured(kind, **given):
   """(the config, the log's lines) of a command with these flags."""
   values = finetuning_runs.command_line(kind, **given)
-  return run_settings.configured(kind, *kind.given(values))
+  return run_settings.configured(kind, *kind.read_flags(values))
 
 
 def from_flags(kind, **given):

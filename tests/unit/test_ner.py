@@ -221,7 +221,7 @@ def test_numbers_are_found(tmp_path, label):
     predict_file=task.config.predict_file,
   )  # fmt: skip
   config, _ = run_settings.configured(
-    ner.NerConfig, *ner.NerConfig.given(flags)
+    ner.NerConfig, *ner.NerConfig.read_flags(flags)
   )
   assert (config.doc_stride, config.max_seq_length) == (16, 64)
   run(ner.Ner(config))

@@ -562,7 +562,7 @@ TENSORFLOWS_OWN = re.compile(
 def settled_flags(do_train=True, **given):
   """(the config, the log's lines) of a command with these flags."""
   values = command_line(PretrainingConfig, do_train=do_train, **given)
-  given = PretrainingConfig.given(values)
+  given = PretrainingConfig.read_flags(values)
   return run_settings.configured(PretrainingConfig, *given)
 
 
