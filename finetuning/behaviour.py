@@ -11,7 +11,7 @@ import numpy as np
 
 from common import json_files
 from common.errors import DataError
-from finetuning.windows import encode_pair, pair_length
+from finetuning.windows import encode_pair
 from model.tasks import Head
 from text_encoders.base import Encoder
 
@@ -158,12 +158,11 @@ class Behaviour:
         parts.append(tokenizer.encode_with_masks(text))
       else:
         parts += tokenizer.encode_batch([text])
-    ids, segments = encode_pair(tokenizer, context.max_seq_length, *parts)
+    ids, segments, cut = encode_pair(tokenizer, context.max_seq_length, *parts)
     # A model that never saw the second segment's embedding gets none of it.
     if not context.task.get("segment_ids", True):
       segments = np.zeros_like(segments)
     named: dict[str, Any] = dict(zip(("text", "pair"), texts, strict=False))
-    cut = pair_length(tokenizer, *parts) - len(ids)
     if cut:
       named["tokens_cut"] = cut
     return Encoded(named, ids, segments)

@@ -18,7 +18,7 @@ from finetuning import metrics, packed, tables
 from finetuning.behaviour import PAIR, Behaviour, text_and_shares
 from finetuning.labels import LabelledTask, as_number
 from finetuning.task import FinetuningConfig
-from finetuning.windows import encode_pair, pair_length
+from finetuning.windows import encode_pair
 from model import tasks
 
 _data = in_group("Data")
@@ -207,8 +207,8 @@ class Classification(LabelledTask):
     targets = self._targets(path, rows, part)
     examples, cut = [], 0
     for row, target, *parts in zip(rows, targets, *texts, strict=True):
-      ids, segments = encode_pair(tokenizer, most, *parts)
-      cut += pair_length(tokenizer, *parts) > most
+      ids, segments, lost = encode_pair(tokenizer, most, *parts)
+      cut += lost > 0
       where = f"line {row.line}"
       examples.append(packed.Example(ids, segments, where, (target,)))
     dtype = np.float32 if self._is_regression else np.int32

@@ -20,28 +20,18 @@ def join(tokenizer, *texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   return ids, segments
 
 
-def num_special(tokenizer, count: int) -> int:
-  """The special tokens that `join` adds to `count` texts."""
-  return sum(map(len, tokenizer.template(count)))
-
-
-def encode_pair(tokenizer, max_seq_length: int, a, b=None) -> tuple:
-  """`join` of int [tokens] arrays, cut to the length.
+def encode_pair(tokenizer, max_seq_length: int, *texts: np.ndarray) -> tuple:
+  """`join` of one text or two, int [tokens], and how many tokens do not fit.
 
   The longer text of a pair loses its end, token by token, as in google/bert.
   """
-  if b is None:
-    return join(tokenizer, a[: max_seq_length - num_special(tokenizer, 1)])
-  room = max_seq_length - num_special(tokenizer, 2)
-  # Where the longer text (b, if they are equal) loses one token at a time.
-  keep_b = min(len(b), max(room // 2, room - len(a)))
-  return join(tokenizer, a[: room - keep_b], b[:keep_b])
-
-
-def pair_length(tokenizer, a, b=None) -> int:
-  """Tokens of `encode_pair` if it cuts nothing."""
-  texts = [a] if b is None else [a, b]
-  return sum(map(len, texts)) + num_special(tokenizer, len(texts))
+  room = max_seq_length - sum(map(len, tokenizer.template(len(texts))))
+  cut = max(0, sum(map(len, texts)) - room)
+  first, *second = texts
+  # The second one loses tokens first, if they are equal.
+  second = [text[: max(room // 2, room - len(first))] for text in second]
+  first = first[: room - sum(map(len, second))]
+  return *join(tokenizer, first, *second), cut
 
 
 def parts_of(

@@ -2,17 +2,7 @@
 
 A checkpoint and an exported SavedModel open as the same `Model`. Inputs are
 int32, outputs float32; input_mask is 1 for tokens, 0 for padding. Shapes as in
-`modeling`; B, S and P may be any.
-
-  encoder        input_ids, input_mask, segment_ids [B, S]
-                 -> sequence_output [B, S, H] and, if the checkpoint has a
-                 pooler or needs none, pooled_output [B, H]
-  masked_lm      these and masked_lm_positions [B, P] -> log_probs [B, P, V]
-  next_sentence  -> log_probs [B, 2]: the second text follows, it does not
-  classifier     -> logits [B, labels], probabilities [B, labels]; for a
-                 regression only logits [B, 1], the number
-  span           -> start_logits, end_logits [B, S]
-  token_classifier -> logits [B, S, labels], probabilities [B, S, labels]
+`modeling`; B, S and P may be any. docs/use_a_model.md has the signatures.
 """
 
 import contextlib

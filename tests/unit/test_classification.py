@@ -31,9 +31,10 @@ def test_texts_are_cut_as_in_google_bert():
   lengths = (0, 1, 4, 9, 10), (0, 1, 5, 9), (4, 9, 12, 13, 30)
   for a, b, room in itertools.product(*lengths):
     texts = np.arange(10, 10 + a), np.arange(50, 50 + b)
-    ids, segments = windows.encode_pair(SPECIAL, room, *texts)
+    ids, segments, cut = windows.encode_pair(SPECIAL, room, *texts)
     assert (ids.tolist(), segments.tolist()) == pair(a, b, room)
-  ids, segments = windows.encode_pair(SPECIAL, 5, np.arange(10, 20))
+    assert cut == a + b + 3 - len(ids)
+  ids, segments, _ = windows.encode_pair(SPECIAL, 5, np.arange(10, 20))
   assert ids.tolist() == [2, 10, 11, 12, 3] and not segments.any()
 
 
