@@ -5,6 +5,7 @@ Workers tokenize pieces of text (corpus/text_files.py) into chunks, and
 number of workers, and memory holds a chunk.
 """
 
+import contextlib
 import dataclasses
 import functools
 import operator
@@ -136,7 +137,7 @@ class CorpusCounts:
   unigram_entropy: float = 0.0  # nats, of the token distribution
 
 
-class StoreWriter:
+class StoreWriter(contextlib.AbstractContextManager):
   """Writes chunks to the token store of an empty folder, in their order."""
 
   def __init__(self, folder: str, vocab_size: int):
@@ -151,9 +152,6 @@ class StoreWriter:
 
   def _write(self, name, values):
     self._files[name].write(np.asarray(values, np.int64).tobytes())
-
-  def __enter__(self) -> "StoreWriter":
-    return self
 
   def __exit__(self, *_) -> None:
     for f in self._files.values():

@@ -54,21 +54,16 @@ _LAUNCHERS = (
   _Launcher(
     "HOROVOD_RANK",
     ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
-    workers="HOROVOD_SIZE",
-    local="HOROVOD_LOCAL_SIZE",
+    "HOROVOD_SIZE", local="HOROVOD_LOCAL_SIZE",
   ),
   _Launcher(
-    "SLURM_ARRAY_TASK_ID",
-    ("SLURM_ARRAY_JOB_ID",),
-    workers="SLURM_ARRAY_TASK_COUNT",
-    first="SLURM_ARRAY_TASK_MIN",
+    "SLURM_ARRAY_TASK_ID", ("SLURM_ARRAY_JOB_ID",),
+    "SLURM_ARRAY_TASK_COUNT", first="SLURM_ARRAY_TASK_MIN",
   ),
-  _Launcher(
-    "SLURM_PROCID", ("SLURM_JOB_ID", "SLURM_STEP_ID"), workers="SLURM_NTASKS"
-  ),
+  _Launcher("SLURM_PROCID", ("SLURM_JOB_ID", "SLURM_STEP_ID"), "SLURM_NTASKS"),
   # A pod of an Indexed Job has the host name JOB-INDEX.
   _Launcher("JOB_COMPLETION_INDEX", ("HOSTNAME",)),
-)
+)  # fmt: skip
 _NONE = _Launcher("", ())
 
 

@@ -22,7 +22,7 @@ def _prepare_process(parent: int) -> None:
   end_with(parent, signal.SIGKILL)
 
 
-class Pool:
+class Pool(contextlib.AbstractContextManager):
   """Runs tasks in other processes; one worker is a thread of this one."""
 
   def __init__(self, num_workers: int):
@@ -38,9 +38,6 @@ class Pool:
     self._pool = concurrent.futures.ProcessPoolExecutor(
       num_workers, spawn, _prepare_process, (os.getpid(),)
     )
-
-  def __enter__(self) -> "Pool":
-    return self
 
   def __exit__(self, error, *_) -> None:
     """Waits for running tasks; after an error ends the processes instead."""
