@@ -55,7 +55,6 @@ class LocalSums(NamedTuple):
 
   pairs: list  # [(gradient, variable), ...]
   sums: tf.Tensor  # float [names], of what is reported
-  names: list[str]
   # To run for each micro-batch but the last, and after the last.
   accumulate_op: tf.Operation
   reset_op: tf.Operation
@@ -65,7 +64,7 @@ class LocalSums(NamedTuple):
   kept: tf.Tensor
   nonfinite: tf.Tensor  # float [variables], micro-batches dropped by each
 
-  def totals(self, comm):
+  def totals(self, comm, names):
     """Sums over ranks: all in a row; [kept, filled]; nonfinite; by name."""
     parts = [[self.kept, self.filled], self.nonfinite, self.sums]
     row = tf.concat(parts, axis=0)
@@ -73,7 +72,7 @@ class LocalSums(NamedTuple):
     sizes = [2, len(self.pairs), self.sums.shape.num_elements()]
     counts, nonfinite, sums = tf.split(reduced, sizes)
     counts, sums = tf.unstack(counts), tf.unstack(sums)
-    by_name = dict(zip(self.names, sums, strict=True))
+    by_name = dict(zip(names, sums, strict=True))
     return reduced, counts, nonfinite, by_name
 
 
@@ -85,12 +84,11 @@ def accumulate(
   So there is one all-reduce for each update. A micro-batch with a gradient that
   is not finite adds nothing and counts as dropped.
   """
-  names = list(sums)
   row = tf.stack(list(sums.values()), name="sums")
   if micro_batches > 1:
     filled = tf.cast(tf.reduce_any(tf.not_equal(row, 0.0)), tf.float32)
     with tf.variable_scope("accumulation"):
-      return _add_to_stored(gradients, filled, row, names, slices)
+      return _add_to_stored(gradients, filled, row, slices)
   # A single micro-batch is not stored, and none is dropped: each gradient can
   # leave as soon as it is computed.
   nothing = tf.no_op(name="accumulate_nothing")
@@ -98,7 +96,6 @@ def accumulate(
   return LocalSums(
     pairs=list(zip(gradients, tf.trainable_variables(), strict=True)),
     sums=row,
-    names=names,
     accumulate_op=nothing,
     reset_op=nothing,
     filled=one,
@@ -107,7 +104,7 @@ def accumulate(
   )
 
 
-def _add_to_stored(gradients, filled, row, names, slices) -> LocalSums:
+def _add_to_stored(gradients, filled, row, slices) -> LocalSums:
   """Adds a micro-batch to the stores, if all its gradients are finite."""
   values, stores = [*gradients, filled, row], []
   for i, value in enumerate(values):
@@ -146,7 +143,6 @@ def _add_to_stored(gradients, filled, row, names, slices) -> LocalSums:
   return LocalSums(
     pairs=list(zip(gradients, tf.trainable_variables(), strict=True)),
     sums=row,
-    names=names,
     accumulate_op=accumulate_op,
     reset_op=reset_op,
     filled=all_filled,
@@ -257,7 +253,7 @@ def build_train_ops(
   # Add up micro-batches locally; one exchange between ranks for each update.
   local = accumulate(gradients, sums, micro_batches, exchange.slices)
   pairs = exchange.sum_over_ranks(local)
-  reduced, (kept, filled), nonfinite, totals = local.totals(exchange.comm)
+  reduced, (kept, filled), nonfinite, totals = local.totals(exchange.comm, sums)
   own, summed = (next(zip(*p, strict=True)) for p in (local.pairs, pairs))
   waiting = exchange.comm.seconds_between(own, [*summed, reduced])
 

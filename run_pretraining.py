@@ -200,8 +200,8 @@ def evaluator(config: PretrainingConfig, comm, training=None) -> Evaluator:
     for item in config.stages or ():
       with contextlib.suppress(DataError):  # an ended stage's may be gone
         trained += input_files.expand_patterns(item.get("input_file", ""))
-    tokenizer = source.files.tokenizer
-    agreement.agree_on_tokens(training.tokenizer, tokenizer, files)
+    before, now = training.files.tokenizer, source.files.tokenizer
+    agreement.agree_on_tokens(before, now, files)
     say(comm, *overlap_warning(source.paths, trained, "--eval_input_file"))
   stream = input_pipeline.evaluation_batches(
     source,

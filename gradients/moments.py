@@ -19,15 +19,10 @@ def variable_name(variable) -> str:
   return variable.name.rpartition(":")[0]
 
 
-def state(name: str, shape=(), dtype=tf.float32) -> tf.Variable:
-  """A variable of checkpoints that starts at 0 and is not trained."""
-  return tf.get_variable(
-    name,
-    shape=shape,
-    dtype=dtype,
-    trainable=False,
-    initializer=tf.zeros_initializer(),
-  )
+def state(name: str, shape=(), dtype=tf.float32, initial=None) -> tf.Variable:
+  """A variable of checkpoints that is not trained; at first 0 or `initial`."""
+  initial = initial or tf.zeros_initializer()
+  return tf.get_variable(name, shape, dtype, initial, trainable=False)
 
 
 class VariableLayout:

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Sequence
 
 from common.tensorflow_v1 import OPTIONAL_VARIABLES, tf
-from gradients import all_reduce, sharded_variables
+from gradients import all_reduce, moments, sharded_variables
 
 # Compress a matrix only if its factors are at least this many times smaller.
 _LEAST_GAIN = 2
@@ -96,23 +96,14 @@ class PowerSGD(all_reduce.AllReduce):
     """E_i [n, m] and Q [m, rank] of a gradient."""
     name = weight.op.name
     n, m = weight.shape.as_list()
-
-    def make(what, shape, initializer):
-      variable = tf.get_variable(
-        f"{name}/{what}",
-        shape,
-        initializer=initializer,
-        trainable=False,
-        use_resource=True,
-      )
-      tf.add_to_collection(OPTIONAL_VARIABLES, variable)
-      return variable
-
-    error = make(ERROR, [n, m], tf.zeros_initializer())
-    tf.add_to_collection(sharded_variables.SUMMED, error)
     seed = zlib.crc32(name.encode()) & 0x7FFFFFFF
     random = tf.random_normal_initializer(seed=seed)
-    return error, make(BASIS, [m, self._rank], random)
+    error = moments.state(f"{name}/{ERROR}", [n, m])
+    basis = moments.state(f"{name}/{BASIS}", [m, self._rank], initial=random)
+    tf.add_to_collection(sharded_variables.SUMMED, error)
+    for variable in (error, basis):
+      tf.add_to_collection(OPTIONAL_VARIABLES, variable)
+    return error, basis
 
   def after_update(self, finite):
     share = 1.0 / self.comm.size
