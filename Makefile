@@ -101,7 +101,7 @@ horovod-gpu: $(READY) ## a wheel of Horovod with CUDA and NCCL in .build/
 INPUTS ?= 12000
 SEED ?= 1
 fuzz: $(READY) ## damaged input to all readers: INPUTS=12000 SEED=1
-	$(BIN)/python -m tests.fuzz --inputs=$(INPUTS) --seed=$(SEED)
+	FUZZ_INPUTS=$(INPUTS) FUZZ_SEED=$(SEED) $(BIN)/python -m pytest -q -n auto tests/fuzz
 
 clean: ## removes .venv and .build
 	rm -rf $(VENV) .build

@@ -14,13 +14,13 @@ from typing import NamedTuple
 
 import numpy as np
 import safetensors.numpy
-from absl import flags
 from backports import zstd
 from hypothesis import strategies as st
 
 import mixed_precision
 from common import json_files, settings
-from config import record_shapes
+from config import record_shapes, training_plan
+from config.pretraining import PretrainingConfig
 from corpus import text_files
 from records import (
   creation,
@@ -33,7 +33,14 @@ from records import (
 from records.tfrecord import INDEX_SUFFIX, RecordSet, shard_writer, verify_file
 from tests.fuzz import damage
 from tests.fuzz.damage import damaged, damaged_json
-from tests.support.samples import NO_DROPOUT, TINY, feature_values, write_packed
+from tests.support.samples import (
+  NO_DROPOUT,
+  TINY,
+  feature_values,
+  flag_values,
+  parsed,
+  write_packed,
+)
 from text_encoders import kinds
 from text_encoders.base import SPECIAL_TOKENS
 from tools import prepare_corpus, train_tokenizer
@@ -166,10 +173,7 @@ def index(folder):
 @st.composite
 def odd_record(draw):
   """(shape, record, one that is damaged or has a feature of other values)."""
-  e, vocab_size = (
-    draw(st.sampled_from([1, 3])),
-    draw(st.sampled_from([30, 300])),
-  )
+  e, vocab_size = draw(st.tuples(*map(st.sampled_from, ([1, 3], [30, 300]))))
   dynamic, two = draw(st.booleans()), []
   for seed in (0, 1):
     rng = np.random.default_rng(seed)
@@ -223,9 +227,8 @@ def manifest(folder):
 
   def load(_):
     record_shape.of_manifest(record_files.find(files), 100)
-    if found := data_set.find_manifests([files.replace("*", "0")]).get(
-      files.replace("*", "0")
-    ):
+    first = files.replace("*", "0")
+    if found := data_set.find_manifests([first]).get(first):
       found[1].describe(str(folder))
       found[1].mask_settings()
 
@@ -276,40 +279,30 @@ VALUES = (
 )  # fmt: skip
 
 
-def odd_flags(always):
-  """Up to four flags of any values, beside some that are always given."""
-  names = set()
-  for module, some in flags.FLAGS.flags_by_module_dict().items():
-    if not module.startswith("absl"):
-      names |= {flag.name for flag in some}
-  names = st.sampled_from(sorted(names - {"bert_config_file"}))
-  odd = st.dictionaries(names, st.sampled_from(VALUES), min_size=1, max_size=4)
-  return odd.map(lambda given: {**always, **given})
+def odd_flags(kind, **always):
+  """Command lines of up to four flags of any values, beside `always`."""
+  names = sorted(set(flag_values(kind, [])[0]) - {"bert_config_file"})
+  odd = st.dictionaries(
+    st.sampled_from(names), st.sampled_from(VALUES), min_size=1, max_size=4
+  )
+  return odd.map(lambda given: [*words(**always), *words(**given)])
 
 
-def parsed(given):
-  """The flags of a command line."""
-  flags.FLAGS.unparse_flags()
-  flags.FLAGS(["command", *(f"--{n}={v}" for n, v in given.items())])
-  return flags.FLAGS
+def words(**given):
+  return [f"--{name}={value}" for name, value in given.items()]
 
 
 def training_flags(folder):
-  """Flags that are always given, and how a run reads flags."""
-  from config import training_plan
-  from config.pretraining import PretrainingConfig
-
-  if "do_train" not in flags.FLAGS:
-    settings.define_flags(PretrainingConfig)
+  """Flags that are always given, and how a run reads a command line."""
   bert = put(folder / "bert.json", json.dumps(TINY).encode())
-  always = dict(bert_config_file=bert, do_train="true", input_file="x")
   plan_fields = (
     "train_batch_size", "num_train_steps", "num_accumulation_steps",
     "global_batch_size",
   )  # fmt: skip
 
-  def read(given):
-    config = PretrainingConfig.from_flags(parsed(given))
+  def read(line):
+    flags, _ = flag_values(PretrainingConfig, line)
+    config = PretrainingConfig.from_flags(flags)
     plan = training_plan.resolve(
       ranks=config.dry_run_ranks or 1,
       records=None if config.dry_run else 1 << 40,
@@ -322,7 +315,11 @@ def training_flags(folder):
     record_shapes.of_patterns(None, config)
     return config, rates
 
-  return {**always, "objective": "mlm", "output_dir": "out"}, read
+  always = dict(
+    bert_config_file=bert, do_train="true", input_file="x", objective="mlm",
+    output_dir="out",
+  )  # fmt: skip
+  return always, read
 
 
 def has_rates(_, got):
@@ -333,14 +330,17 @@ def has_rates(_, got):
 def run_flags(folder):
   """Flags of run_pretraining.py, of all values and combinations."""
   always, read = training_flags(folder)
-  return Reader(odd_flags(always), read, ("--", "lag"), has_rates)
+  given = odd_flags(PretrainingConfig, **always)
+  return Reader(given, read, ("--", "lag"), has_rates)
 
 
 @reader(1)
 def bert_config(folder):
   """BERT configs: what a file says is what the model is."""
   always, read = training_flags(folder)
-  load = lambda path: read({**always, "bert_config_file": path})[0].bert
+  load = lambda path: (
+    read(words(**{**always, "bert_config_file": path}))[0].bert
+  )
 
   def right(data, bert):
     theirs, ours = damage.strict_json(data), bert.to_dict()
@@ -358,7 +358,7 @@ RECIPE = json.loads((CONFIGS / "large_batch_phase1.json").read_text())
 def config_json(folder):
   """DeepSpeed-style JSON."""
   always, read = training_flags(folder)
-  load = lambda path: read({**always, "config_json": path})
+  load = lambda path: read(words(**always, config_json=path))
   right = lambda data, got: is_json(data, got) and has_rates(data, got)
   made = of_file(folder / "x.json", damaged_json(RECIPE), load, right)
   # An error may name the flag of a field instead.
@@ -369,13 +369,11 @@ def config_json(folder):
 def data_flags(folder):
   """Flags of create_pretraining_data.py."""
   del folder
-  settings.define_flags(creation.CreationSettings)
-  read = lambda given: settings.from_flags(
-    creation.CreationSettings, parsed(given)
-  )
+  kind = creation.CreationSettings
+  read = lambda line: parsed(kind, line)[0]
   right = lambda _, got: got.max_predictions_per_seq <= got.max_seq_length
-  always = {"input_file": "x", "output_file": "y", "vocab_file": "v"}
-  return Reader(odd_flags(always), read, ("--", "lag"), right)
+  given = odd_flags(kind, input_file="x", output_file="y", vocab_file="v")
+  return Reader(given, read, ("--", "lag"), right)
 
 
 # Text -------------------------------------------------------------------------

@@ -1,46 +1,86 @@
-"""A few inputs of `make fuzz` for each reader."""
+"""Damages input to everything that reads files or settings.
 
-import json
-import subprocess
-import sys
+  make fuzz INPUTS=12000 SEED=1
 
+An input is refused with one line that names the file or flag, or what is read
+is right: as without the damage, or as an independent reader has it. Any other
+error, the end of the process, a hang or much memory is a finding, and pytest
+prints the smallest input of each. Without FUZZ_INPUTS there are a few inputs of
+each reader.
+"""
+
+import faulthandler
+import os
+import pathlib
+import resource
+
+import hypothesis
 import pytest
 import runs
+from absl import flags
 
-from tests.fuzz import __main__ as fuzz
+from common.errors import UserError
+from tests.fuzz.readers import READERS
 
-FLAGS = ("run_flags", "bert_config", "config_json", "data_flags")
-
-
-@pytest.mark.parametrize("name", sorted({*fuzz.READERS} - {*FLAGS}))
-def test_damage_is_refused_or_does_no_harm(tmp_path, name):
-  most = round(
-    60 * min(1, fuzz.READERS[name][1])
-  )  # slow ones have a small share
-  count, errors = fuzz.findings(name, most, 1, tmp_path)
-  for error in errors:
-    raise error
-  assert count >= most / 2
+INPUTS = int(os.environ.get("FUZZ_INPUTS", "0"))
+SEED = int(os.environ.get("FUZZ_SEED", "1"))
+MEMORY = 1 << 30  # bytes more than before the input
+ADDRESSES = 8 << 30  # for what asks for memory and does not touch it
 
 
-@pytest.mark.parametrize("names", [",".join(FLAGS[:-1]), FLAGS[-1]])
-def test_flags_are_refused_or_right(tmp_path, names):
-  """In a process of their own: two commands define the same flags."""
-  words = ["--inputs=60", "--readers", names, "--folder", str(tmp_path)]
-  done = subprocess.run(
-    [sys.executable, "-m", "tests.fuzz", *words],
-    cwd=runs.ROOT, capture_output=True, text=True, timeout=runs.HANG_SECONDS,
+def status(name):
+  """Bytes of a line of /proc/self/status."""
+  lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+  (line,) = [line for line in lines if line.startswith(name + ":")]
+  return int(line.split()[1]) << 10
+
+
+def check(reader, value):
+  """Reads an input, which is refused in clear words or read right."""
+  pathlib.Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again
+  before = status("VmRSS")
+  faulthandler.dump_traceback_later(runs.HANG_SECONDS, exit=True)
+  try:
+    got = reader.read(value)
+  except (UserError, OSError, flags.Error) as e:
+    clear = "\n" not in str(e) and any(n in str(e) for n in reader.names)
+    assert clear, f"unclear: {type(e).__name__}: {e}"
+  else:
+    assert reader.right(value, got), f"accepted: {got}"
+  finally:
+    faulthandler.cancel_dump_traceback_later()
+  assert status("VmHWM") - before < MEMORY, "much memory"
+
+
+def fuzz(reader, count):
+  """Checks so many inputs; raises what it finds, all kinds together."""
+  limits = resource.getrlimit(resource.RLIMIT_AS)
+  most = status("VmSize") + ADDRESSES
+  resource.setrlimit(resource.RLIMIT_AS, (most, limits[1]))
+  read = hypothesis.given(reader.given)(lambda value: check(reader, value))
+  how = hypothesis.settings(
+    max_examples=count, database=None, deadline=None,
+    suppress_health_check=list(hypothesis.HealthCheck),
   )  # fmt: skip
-  assert done.returncode == 0, done.stderr[-3000:]
-  assert json.loads(done.stdout)["findings"] == 0, done.stderr[-3000:]
+  try:
+    hypothesis.seed(SEED)(how(read))()
+  finally:
+    resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
-def test_a_reader_that_is_wrong_is_found(tmp_path, monkeypatch):
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("name", READERS)
+def test_damage_is_refused_or_does_no_harm(tmp_path, name):
+  make, share = READERS[name]
+  count = 60 * min(1, share)  # slow ones have a small share
+  if INPUTS:
+    count = INPUTS * share / sum(share for _, share in READERS.values())
+  fuzz(make(tmp_path), max(1, round(count)))
+
+
+def test_a_reader_that_is_wrong_is_found(tmp_path):
   """It takes what another one refuses, or ends with an error of its own."""
-  made, share = fuzz.READERS["any.json"]
+  made, _ = READERS["any.json"]
   for read in (lambda data: None, lambda data: data.decode("ascii")):
-    reader = lambda folder, read=read: made(folder)._replace(read=read)
-    monkeypatch.setitem(fuzz.READERS, "any.json", (reader, share))
-    folder = tmp_path / str(len(list(tmp_path.iterdir())))
-    folder.mkdir()
-    assert fuzz.findings("any.json", 100, 1, folder)[1]
+    with pytest.raises((AssertionError, ValueError, BaseExceptionGroup)):
+      fuzz(made(tmp_path)._replace(read=read), 100)

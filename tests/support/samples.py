@@ -178,12 +178,18 @@ def contents(folder):
   }
 
 
-def parsed(kind, words):
-  """The settings of a command with these words, and those that are no flags."""
+def flag_values(kind, words):
+  """The flags of a command with these words, and the words that are none."""
   values = flags.FlagValues()
   values.set_gnu_getopt()
   settings.define_flags(kind, values)
   _, *others = values(["command", *map(str, words)])
+  return values, others
+
+
+def parsed(kind, words):
+  """The settings of a command with these words, and those that are no flags."""
+  values, others = flag_values(kind, words)
   return settings.from_flags(kind, values), others
 
 
