@@ -9,44 +9,9 @@ import textwrap
 import numpy as np
 import pytest
 import runs
-from samples import NO_DROPOUT, write_config, write_packed, write_records
+from samples import write_config, write_records
 
-from config import exchange_config
 from records import data_set, tfrecord
-
-
-@pytest.fixture(scope="module")
-def packed_run(tmp_path_factory):
-  """Config and packed records, one rank's run, the global batch in examples."""
-  folder = tmp_path_factory.mktemp("packed")
-  pattern, global_batch = write_packed(folder)
-  tiny = write_config(folder / "config.json", **NO_DROPOUT), pattern
-  runs.pretrain(
-    tiny, folder / "one", do_eval=True, global_batch_size=global_batch
-  )
-  return tiny, folder / "one", global_batch
-
-
-@pytest.mark.slow
-def test_three_ranks_equal_one_big_batch(packed_run, tmp_path):
-  """3 x 8 records of one to three examples; lockstep/ has two ranks."""
-  tiny, one, global_batch = packed_run
-  flags = [f"--global_batch_size={global_batch}", "--train_batch_size=8"]
-  flags += ["--do_eval", "--xla=off", "--allreduce_groups=1"]
-  runs.complete(tiny, tmp_path / "run", 3, flags)
-  runs.assert_alike(tmp_path / "run", one)
-
-
-@pytest.mark.slow
-def test_per_rank_mode_divides_the_steps(tiny_run, tmp_path):
-  process = runs.complete(
-    tiny_run, tmp_path / "run", 2, ["--train_batch_size=6"]
-  )
-  assert runs.metrics(tmp_path / "run", "examples") == [
-    12 * k for k in range(1, 11)
-  ]
-  # Rank 0 alone prints: the plan is there once.
-  assert process.stderr.count("10 updates (2 of warm-up)") == 1
 
 
 @pytest.mark.slow
@@ -63,13 +28,22 @@ def test_two_ranks_stopped_by_a_signal_resume_bit_for_bit(tiny_run, tmp_path):
   assert "SIGTERM: saving after this update" in process.stderr
   lines = last_lines(process.stderr, 2)
   assert "the same command resumes there" in lines[0], process.stderr
+  assert process.stderr.count("400 updates (") == 1  # rank 0 alone prints
   seen = len(runs.metrics(stopped))
   assert 20 < seen < 400
   assert runs.weights(stopped)["global_step"] == seen
   process = runs.complete(tiny_run, stopped, 2, flags)
   assert f"resumed {stopped}/model.ckpt-{seen}" in process.stderr
   assert runs.metrics(stopped) == runs.metrics(whole)
-  np.testing.assert_equal(runs.weights(stopped), runs.weights(whole))
+  runs.assert_equal(runs.weights(stopped), runs.weights(whole))
+
+
+def launch_patched(patch, tiny_run, folder, *flags):
+  """The process of two ranks that train in folder/run after a patch."""
+  script = runs.patched(folder / "patched.py", patch)
+  arguments = runs.arguments(tiny_run, folder / "run")[1:]
+  always = ["--train_batch_size=6", "--xla=off"]
+  return runs.launch([script, *arguments, *always, *flags], ranks=2)
 
 
 CHOOSES = f"""
@@ -102,10 +76,9 @@ def test_rank_0_chooses_the_checkpoint_of_a_run_that_goes_on(
   """Update 30 of it is there, and 20 is not, before rank 1 could choose."""
   first, run = tmp_path / "first", tmp_path / "run"
   runs.trained(tiny_run, first)
-  script = runs.patched(tmp_path / "late.py", CHOOSES)
-  arguments = runs.arguments(tiny_run, run)[1:]
-  flags = ["--train_batch_size=6", "--xla=off", f"--init_checkpoint={first}"]
-  process = runs.launch([script, *arguments, *flags], ranks=2)
+  process = launch_patched(
+    CHOOSES, tiny_run, tmp_path, f"--init_checkpoint={first}"
+  )
   assert process.returncode == 0, process.stderr[-3000:]
   assert f"initialised from {first}/model.ckpt-20\n" in process.stderr
   started = runs.read_json(run, "run.json")["runs"][0]["flags"]
@@ -144,13 +117,14 @@ def test_ranks_save_by_the_clock_together_and_resume_from_there(
   flags += ["--num_train_steps=40", "--save_checkpoints_steps=0"]
   whole, run = tmp_path / "whole", tmp_path / "run"
   process = runs.complete(tiny_run, whole, 2, flags)
-  script = runs.patched(tmp_path / "clock.py", BY_THE_CLOCK)
   flags += ["--save_every_minutes=0.02"]
-  arguments = runs.arguments(tiny_run, run)[1:]
-  process = runs.launch([script, *arguments, *flags], ranks=2)
+  process = launch_patched(BY_THE_CLOCK, tiny_run, tmp_path, *flags)
   assert process.returncode == 1, process.stderr[-3000:]
   first, second = (
-    [int(step) for step in (tmp_path / f"clock.py.{rank}").read_text().split()]
+    [
+      int(step)
+      for step in (tmp_path / f"patched.py.{rank}").read_text().split()
+    ]
     for rank in range(2)
   )
   assert first == second and len(first) >= 2 and first[-1] <= 30
@@ -158,33 +132,7 @@ def test_ranks_save_by_the_clock_together_and_resume_from_there(
   saved = (f"resumed {run}/model.ckpt-{step}\n" for step in first)
   assert any(line in process.stderr for line in saved), process.stderr
   assert runs.metrics(run) == runs.metrics(whole)
-  np.testing.assert_equal(runs.weights(run), runs.weights(whole))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  "allreduce", [{"zero": 1}, {"powersgd_rank": 2}, {}], ids=str
-)
-def test_resumed_on_other_numbers_of_ranks(tiny_run, tmp_path, allreduce):
-  """1, 2 and 3 ranks in turn: the batches of one rank, in its order.
-
-  Also with what each rank has of its own: PowerSGD's errors, ZeRO's moments.
-  """
-  tiny = write_config(tmp_path / "config.json", **NO_DROPOUT), tiny_run[1]
-  settings = dict(
-    lr_schedule="constant",
-    global_batch_size=20,
-    allreduce=exchange_config.AllreduceConfig(**allreduce),
-  )
-  runs.pretrain(tiny, tmp_path / "one", **settings)
-  runs.pretrain(tiny, tmp_path / "run", num_train_steps=7, **settings)
-  flags = ["--lr_schedule=constant", "--global_batch_size=20", "--xla=off"]
-  flags += [f"--{name}={value}" for name, value in allreduce.items()]
-  for ranks, steps in ((2, 13), (3, 20)):  # 3 x 7 rows, one of them empty
-    more = ["--train_batch_size=7", f"--num_train_steps={steps}"]
-    process = runs.complete(tiny, tmp_path / "run", ranks, flags + more)
-    assert "resumed " in process.stderr
-  runs.assert_same_updates(tmp_path / "run", tmp_path / "one", 20)
+  runs.assert_equal(runs.weights(run), runs.weights(whole))
 
 
 HANG = """
@@ -203,13 +151,10 @@ train_loop.run_update = update_and_hang
 
 def test_a_rank_whose_program_stands_still_ends_all(tiny_run, tmp_path):
   """Its Horovod goes on answering, so the others would wait for ever."""
-  script = runs.patched(tmp_path / "hang.py", HANG)
-  arguments = runs.arguments(tiny_run, tmp_path / "run")[1:]
-  flags = ["--train_batch_size=6", "--xla=off"]
-  process = runs.launch([script, *arguments, *flags], ranks=2)
+  process = launch_patched(HANG, tiny_run, tmp_path)
   assert process.returncode not in (0, None)
   told = process.stderr
-  assert "hang.py: error: no progress for" in told
+  assert "patched.py: error: no progress for" in told
   assert "This one is in update_and_hang" in told or (
     last_lines(told, 2).get(1) == "Terminated"  # the other was first
   )
@@ -234,10 +179,9 @@ checkpoint_files._Writer.__call__ = slowly
 @pytest.mark.slow
 def test_a_disk_slower_than_the_watchdog_is_waited_for(tiny_run, tmp_path):
   """Also with ZeRO, whose ranks make a checkpoint together."""
-  script = runs.patched(tmp_path / "slow.py", SLOW_DISK)
-  arguments = runs.arguments(tiny_run, tmp_path / "run")[1:]
-  flags = ["--train_batch_size=6", "--save_checkpoints_steps=8", "--zero=1"]
-  process = runs.launch([script, *arguments, *flags, "--xla=off"], ranks=2)
+  process = launch_patched(
+    SLOW_DISK, tiny_run, tmp_path, "--save_checkpoints_steps=8", "--zero=1"
+  )
   assert process.returncode == 0, process.stderr[-3000:]
   assert runs.weights(tmp_path / "run")["global_step"] == 10
   saved = sorted(p.stem for p in (tmp_path / "run").glob("model.ckpt-*.json"))
@@ -273,9 +217,8 @@ def last_lines(stderr, ranks):
 
 @pytest.mark.slow
 def test_a_wrong_setting_ends_all_ranks_with_one_message(tiny_run, tmp_path):
-  process = runs.command(
-    tiny_run, tmp_path / "run", 2, ["--global_batch_size=1"]
-  )
+  flags = ["--global_batch_size=1"]
+  process = runs.command(tiny_run, tmp_path / "run", 2, flags)
   assert process.returncode != 0
   # horovodrun ends the slower rank, perhaps before it says the same.
   said = {*last_lines(process.stderr, 2).values()} - {"Terminated"}
@@ -294,17 +237,12 @@ def test_a_damaged_record_ends_all_ranks(tmp_path):
   (tmp_path / "records.tfrecord").write_bytes(data)
   with pytest.raises(data_set.DataError):
     tfrecord.RecordSet([path]).read(17)
-  process = runs.command(
-    (write_config(tmp_path / "c.json"), path),
-    tmp_path / "run",
-    2,
-    ["--global_batch_size=8", "--train_batch_size=4"],
-  )
+  tiny = write_config(tmp_path / "c.json"), path
+  flags = ["--global_batch_size=8", "--train_batch_size=4"]
+  process = runs.command(tiny, tmp_path / "run", 2, flags)
   assert process.returncode != 0
-  assert any(
-    path in line and "record 17" in line
-    for line in last_lines(process.stderr, 2).values()
-  ), process.stderr[-3000:]
+  last = last_lines(process.stderr, 2).values()
+  assert any(path in line and "record 17" in line for line in last), last
 
 
 def test_a_rank_that_dies_takes_the_others_with_it(tmp_path):

@@ -12,6 +12,7 @@ import pytest
 import runs
 
 from common.tensorflow_v1 import tf
+from config.exchange_config import AllreduceConfig
 
 WHOLE = "whole"  # the folder of the run without a stop
 
@@ -110,3 +111,36 @@ def compare(
       for name, value in want.items():
         np.testing.assert_allclose(got[name], value, **close, err_msg=name)
   return whole, parts
+
+
+def compare_ranks(comm, at_root, tiny_run, tmp_path, allreduce):
+  """Resumed on 1, all and 1 ranks in turn: the batches of one, in its order.
+
+  Also with what each rank has of its own: PowerSGD's errors, ZeRO's moments.
+  A sampled softmax has the same sample everywhere. The last evaluation has
+  three batches of a record: one rank of two has two of them.
+  """
+  settings = dict(
+    lr_schedule="constant",
+    num_warmup_steps=2,
+    global_batch_size=19,  # ranks have equally many rows, some of them empty
+    sampled_softmax=40,
+    allreduce=AllreduceConfig(**allreduce),
+    save_checkpoints_steps=3,
+  )
+  one, run = tmp_path / "one", tmp_path / "run"
+
+  def alone(folder):
+    runs.pretrain(tiny_run, folder, num_train_steps=9, **settings)
+
+  at_root(lambda: (alone(one), go_back(one, run, 3)))
+  runs.pretrain(
+    tiny_run, run, comm, num_train_steps=6, do_eval=True, max_eval_steps=3,
+    eval_batch_size=1, train_batch_size=-(-19 // comm.size), **settings,
+  )  # fmt: skip
+  comm.gather(np.zeros(1))  # rank 0 has written all
+  assert runs.read_json(run, "eval_results.json")["examples"] == 3
+  at_root(lambda: alone(run))
+  starts = runs.read_json(run, "run.json")["runs"]
+  assert [start["plan"]["ranks"] for start in starts] == [1, comm.size, 1]
+  runs.assert_same_updates(run, one, 9)

@@ -110,35 +110,7 @@ def test_zero_shares_the_moments_out(comm, plain, whole_sizes, tmp_path):
 def test_resumed_on_other_numbers_of_ranks(
   comm, at_root, plain, tmp_path, allreduce
 ):
-  """1, 2 ranks and 1 in turn: the batches of one rank, in its order.
-
-  Also with what each rank has of its own: PowerSGD's errors, ZeRO's moments.
-  A sampled softmax has the same sample everywhere. In the last evaluation, of
-  three batches of a record, rank 0 has two and rank 1 has one.
-  """
-  settings = dict(
-    lr_schedule="constant",
-    num_warmup_steps=2,
-    global_batch_size=21,  # two ranks have 22 rows, one of them empty
-    sampled_softmax=40,
-    allreduce=AllreduceConfig(**allreduce),
-    save_checkpoints_steps=3,
-  )
-  one, run = tmp_path / "one", tmp_path / "run"
-
-  def alone(folder):
-    runs.pretrain(plain, folder, num_train_steps=9, **settings)
-
-  at_root(lambda: (alone(one), resuming.go_back(one, run, 3)))
-  pretrain(
-    plain, run, comm, train_batch_size=11, do_eval=True, max_eval_steps=3,
-    eval_batch_size=1, **settings,
-  )  # fmt: skip
-  assert runs.read_json(run, "eval_results.json")["examples"] == 3
-  at_root(lambda: alone(run))
-  starts = runs.read_json(run, "run.json")["runs"]
-  assert [start["plan"]["ranks"] for start in starts] == [1, 2, 1]
-  runs.assert_same_updates(run, one, 9)
+  resuming.compare_ranks(comm, at_root, plain, tmp_path, allreduce)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import finetuning_runs
 import numpy as np
 import pytest
+import resuming
 import runs
 from samples import LETTERS, NO_DROPOUT, write_config
 
@@ -36,6 +37,29 @@ def test_equal_runs_are_equal_to_the_bit(comm, plain, tmp_path, allreduce):
     )  # fmt: skip
     comm.gather(np.zeros(1))  # rank 0 has written all
   assert_equal(*folders)
+
+
+@pytest.mark.slow
+def test_three_ranks_equal_one_big_batch(comm, packed_run, tmp_path):
+  """3 x 8 records of one to three examples."""
+  tiny, one, global_batch = packed_run
+  runs.pretrain(
+    tiny, tmp_path, comm, do_eval=True, train_batch_size=8, num_train_steps=6,
+    global_batch_size=global_batch,
+    allreduce=AllreduceConfig(allreduce_groups=1),
+  )  # fmt: skip
+  comm.gather(np.zeros(1))
+  runs.assert_alike(tmp_path, one)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  "allreduce", [{"zero": 1}, {"powersgd_rank": 2}, {}], ids=str
+)
+def test_resumed_on_other_numbers_of_ranks(
+  comm, at_root, plain, tmp_path, allreduce
+):
+  resuming.compare_ranks(comm, at_root, plain, tmp_path, allreduce)
 
 
 @pytest.mark.slow
