@@ -23,44 +23,40 @@ SENTENCES = [
 ]
 
 
-def quickstart(folder, text, *flags):
-  command = ["-m", "tools.quickstart", f"--corpus={text}"]
-  command += [f"--output_dir={folder}", "--num_train_steps=10"]
-  return runs.launch([*command, *flags])
-
-
-def test_own_text_to_a_curve_and_again(tmp_path):
+def test_own_text_to_a_curve_and_again(tmp_path, capsys):
   text = tmp_path / "text.txt"
   documents = ["\n".join(SENTENCES[i : i + 4]) for i in range(0, 96, 4)]
   text.write_text("\n\n".join(documents * 2))
   folder = tmp_path / "run"
-  first = quickstart(folder, text)
+  given = dict(corpus=str(text), output_dir=str(folder), num_train_steps=10)
+  words = [f"--{name}={value}" for name, value in given.items()]
+  first = runs.launch(["-m", "tools.quickstart", *words])
   assert first.returncode == 0, first.stdout[-2000:] + first.stderr[-2000:]
   for expected in (
     *("masked LM accuracy", "unigram entropy", "before and after 10 updates"),
     *("all in all", f"{folder}/pretrain/model.ckpt-10", "horovodrun -np 2"),
+    *("\n== vocabulary", "   (right: "),
   ):
     assert expected in first.stdout
   assert os.path.exists(folder / "curve.png")
-  evaluations = metrics.read_jsonl(
-    str(folder / "pretrain" / metrics.EVAL_METRICS_FILE)
-  )
+  evaluations = metrics.evaluations(str(folder / "pretrain"))
   assert [e["global_step"] for e in evaluations] == list(range(11))
   for following in ("convert to Hugging Face:", "continue training:"):
     assert first.stdout.count(following) == 1
-  assert first.stdout.count("[MASK]") > 1 and "   (right: " in first.stdout
-  assert max(map(len, screen_of(first))) <= 80 + len(str(tmp_path))
+  shown = screen_of(first.stdout)
+  assert max(map(len, shown)) <= 80 + len(str(tmp_path))
   # The second call only asks the run, and ends with the same screen.
-  second = quickstart(folder, text)
-  assert second.returncode == 0, second.stderr[-2000:]
-  assert "nothing left to train: update 10 is the last" in second.stdout
-  assert "\n== vocabulary" in first.stdout and second.stdout.count("\n==") == 1
-  assert screen_of(second)[:-1] == screen_of(first)[:-1]  # but the minutes
+  script.main(script.Settings(**given, num_ranks=1))
+  second = capsys.readouterr().out
+  assert "nothing left to train: update 10 is the last" in second
+  assert second.count("\n==") == 1
+  same = shown[: shown.index("", 6)]
+  assert len(same) > 6 and screen_of(second)[: len(same)] == same
 
 
-def screen_of(process):
+def screen_of(printed):
   """The lines of the closing screen."""
-  return process.stdout.partition("\nHeld out: ")[2].splitlines()
+  return printed.partition("\nHeld out: ")[2].splitlines()
 
 
 def test_another_text_in_the_same_folder_is_an_error(tmp_path):
