@@ -147,8 +147,11 @@ def test_pictures_need_no_tensorflow_and_no_window(tmp_path):
   assert (done.stdout, done.returncode) == ("c.png\n", 0), done.stderr
 
 
-def test_a_picture_that_cannot_be(tmp_path):
+def test_the_name_says_the_format(tmp_path):
+  """And what cannot be a picture makes none."""
   run = make_run(tmp_path / "a", PRETRAINING)
+  plot_metrics.plot([run], str(tmp_path / "curve.SVG"))
+  assert "<svg" in (tmp_path / "curve.SVG").read_text()
   (tmp_path / "b").mkdir()
   for folders, output, words in (
     ([run, str(tmp_path / "b")], "c.png", "no metrics.jsonl with reports"),
@@ -172,12 +175,6 @@ def test_what_has_no_number_is_not_drawn(tmp_path, monkeypatch):
   speeds = curves(figure)["tokens/s, all ranks"]
   assert len(curves(figure)) == 6
   assert speeds[0][1] == [[10, 9.0], [20, 9.0]]
-
-
-def test_the_name_says_the_format(tmp_path):
-  run = make_run(tmp_path / "a", PRETRAINING)
-  plot_metrics.plot([run], str(tmp_path / "curve.SVG"))
-  assert "<svg" in (tmp_path / "curve.SVG").read_text()
 
 
 def test_a_folder_of_any_name_is_drawn(tmp_path, monkeypatch):

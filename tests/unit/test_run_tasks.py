@@ -1,7 +1,6 @@
 """Several tasks and seeds in one command: the table, stops, what may change."""
 
 import json
-import pathlib
 import shutil
 import statistics
 
@@ -109,24 +108,13 @@ def test_tables_have_means_over_tasks():
   assert "mean of" not in "".join(run_tasks.table(lines[:3]))
 
 
-def test_glues_folders_are_tasks(tmp_path):
-  for name in ("CoLA", "MNLI", "notes"):
-    (tmp_path / name).mkdir()
-  given = run_tasks.Settings(glue_dir=str(tmp_path), output_dir="x")
-  tasks = run_tasks.read_tasks(given)
-  assert [*tasks] == ["CoLA", "MNLI"]
-  assert pathlib.Path(tasks["CoLA"]["data_dir"]) == tmp_path / "CoLA"
-
-
 @pytest.mark.parametrize(
   ("text", "message"),
   [
-    ("[]", r"it is \[\], not an object"),
-    ('{"a": 1}', "a is 1, not an object"),
     ('{"a": {"script": "rm"}}', "a.script is 'rm', not run_"),
     ('{"../a": {}}', "'../a' cannot be the name of a folder"),
     ('{"a": {"metrics": ["f1"]}}', r"a.metrics is \['f1'\], not text"),
-    ("{}", "no task in --glue_dir=None or --tasks="),
+    ("{}", "no task in --glue_dir=.* or --tasks="),
   ],
 )
 def test_wrong_tasks_are_named(tmp_path, text, message):
@@ -137,22 +125,27 @@ def test_wrong_tasks_are_named(tmp_path, text, message):
     run_tasks.read_tasks(given)
 
 
-@pytest.mark.parametrize("seeds", ["1,1", "1,01", "a", "", "-1"])
-def test_seeds_are_different_numbers(seeds):
-  with pytest.raises(UserError, match=f"--seeds={seeds}:"):
-    run_tasks.read_seeds(seeds.split(","))
+def test_glues_folders_are_tasks(tmp_path):
+  for name in ("CoLA", "MNLI", "notes"):
+    (tmp_path / name).mkdir()
+  given = run_tasks.Settings(glue_dir=str(tmp_path), output_dir="x")
+  tasks = run_tasks.read_tasks(given)
+  assert [*tasks] == ["CoLA", "MNLI"]
+  assert tasks["CoLA"]["data_dir"] == str(tmp_path / "CoLA")
 
 
-@pytest.mark.parametrize(
-  ("task", "word", "flag"),
-  [("x", "--seed=7", "seed"), ("x", "--nodo_eval", "do_eval"),
-   ("seed", "--xla=off", "seed")],
-)  # fmt: skip
-def test_flags_of_all_runs_are_not_a_tasks(tmp_path, task, word, flag):
-  (tmp_path / "t.json").write_text(json.dumps({"a": {task: 1}}))
-  given = run_tasks.Settings(tasks=f"{tmp_path}/t.json", output_dir="x")
-  with pytest.raises(UserError, match=f"--{flag} is set by tools.run_tasks"):
-    run_tasks.main(given, "a model", word)
+def test_flags_of_all_runs_are_not_a_tasks(tmp_path):
+  """Nor are seeds that are equal, or no numbers."""
+  for seeds in ("1,1", "1,01", "a", ""):
+    with pytest.raises(UserError, match=f"--seeds={seeds}:"):
+      run_tasks.read_seeds(seeds.split(","))
+  for task, word, flag in (
+    ("x", "--nodo_eval", "do_eval"), ("seed", "--xla=off", "seed"),
+  ):  # fmt: skip
+    (tmp_path / "t.json").write_text(json.dumps({"a": {task: 1}}))
+    given = run_tasks.Settings(tasks=f"{tmp_path}/t.json", output_dir="x")
+    with pytest.raises(UserError, match=f"--{flag} is set by tools.run_tasks"):
+      run_tasks.main(given, "a model", word)
 
 
 @pytest.mark.parametrize("exact", ["exact_match", "exact"])

@@ -5,7 +5,6 @@ import json
 import math
 import os
 
-import matplotlib.image
 import numpy as np
 import pytest
 import runs
@@ -13,7 +12,6 @@ import samples
 
 import modeling
 from benchmarks.network import slow_network
-from common import errors
 from common.tensorflow_v1 import tf
 from config.bert_config import BertConfig
 from research import published_scaling, scaling_model
@@ -51,13 +49,9 @@ def test_shapes_are_those_of_the_graph():
   assert dict(ours) == dict(graph) and len(ours) == len(graph)
   # In its order, but for the embeddings, which come together.
   assert [s for _, s in ours[5:]] == [s for _, s in graph[5:]]
-
-
-def test_bert_base_has_as_many_weights_as_published():
+  heads = 768 * 768 + 3 * 768 + 30522 + 2 * 768 + 2
   base = scaling_model.read_config("bert_base.json")
-  heads = (
-    768 * 768 + 3 * 768 + 30522 + 2 * 768 + 2
-  )  # google/bert's 109.5M + these
+  # google/bert's 109.5M and these.
   assert scaling_model.numbers(base) == 109482240 + heads
 
 
@@ -86,34 +80,28 @@ def test_one_channel_sends_while_the_backward_pass_goes_on(core, fuse, seconds):
   costs = lambda first, last: (2.0, core)
   found = scaling_model.exchange([1.0, 2.0, 3.0], costs, fuse)
   assert found == pytest.approx(seconds)
+  # A slow backward pass is waited for.
+  late = scaling_model.exchange([1.0, 10.0], lambda first, last: (2.0, 0.0))
+  assert late == pytest.approx(12.0)
 
 
-def test_a_slow_backward_pass_is_waited_for():
-  costs = lambda first, last: (2.0, 0.0)
-  assert scaling_model.exchange([1.0, 10.0], costs) == pytest.approx(12.0)
+def test_a_ring_moves_what_it_must_over_the_slower_wire():
+  def seconds(machine, bytes=1e9, **where):
+    return scaling_model.reduce_scatter_seconds(machine, mini(**where), bytes)
 
-
-def test_a_ring_moves_what_it_must():
   machine = dataclasses.replace(FREE, network=1e9, latency=1e-3)
-  seconds = scaling_model.reduce_scatter_seconds(machine, mini(hosts=4), 8e9)
-  assert seconds == pytest.approx(3 * 1e-3 + 8.0 * 3 / 4)
+  wanted = 3 * 1e-3 + 8.0 * 3 / 4
+  assert seconds(machine, 8e9, hosts=4) == pytest.approx(wanted)
   tree = dataclasses.replace(machine, trees=True)
-  seconds = scaling_model.reduce_scatter_seconds(tree, mini(hosts=64), 0.0)
-  assert seconds == pytest.approx(6e-3)
-
-
-def test_the_slower_wire_counts():
+  assert seconds(tree, 0.0, hosts=64) == pytest.approx(6e-3)
   machine = dataclasses.replace(FREE, network=1e9, inside=1e8)
-  seconds = lambda **where: scaling_model.reduce_scatter_seconds(
-    machine, mini(**where), 1e9
-  )
-  assert seconds(hosts=4) == pytest.approx(0.75)
-  assert seconds(hosts=2, ranks_per_host=2) == pytest.approx(7.5)
-  assert seconds() == 0.0
+  assert seconds(machine, hosts=4) == pytest.approx(0.75)
+  assert seconds(machine) == 0.0
+  both = dict(hosts=2, ranks_per_host=2)
+  assert seconds(machine, **both) == pytest.approx(7.5)
   # Halves inside, then each host's two halves on its one wire.
-  assert seconds(hosts=2, ranks_per_host=2, hierarchical=True) == pytest.approx(
-    5.0 + 0.5
-  )
+  apart = seconds(machine, **both, hierarchical=True)
+  assert apart == pytest.approx(5.0 + 0.5)
 
 
 def test_one_rank_computes_and_updates():
@@ -287,27 +275,6 @@ def test_a_variant_without_a_run_of_one_rank_is_fitted_to_one_line():
   assert not predicted["fitted"]
 
 
-def test_measurements_that_do_not_suffice_are_refused(tmp_path):
-  _, steps, reductions = made_fit()
-  with pytest.raises(errors.UserError, match="no runs of one rank"):
-    scaling_model.Fit([x for x in steps if x["ranks"] > 1], reductions, 2)
-  other = tmp_path / "other.jsonl"
-  other.write_text('{"case": "plain"}\n')
-  with pytest.raises(errors.UserError, match="other.jsonl, line 1"):
-    scaling_model.read_lines([str(other)])
-
-
-def test_runs_of_a_case_are_one_line(tmp_path):
-  line = made_line("groups", 2, 1.0)
-  runs = [line | {"seconds_median": x} for x in (1.0, 9.0, 2.0)]
-  lines = [*runs, made_line("zero", 2, 1.0), made_reduction("each", 1.0)]
-  path = tmp_path / "lines.jsonl"
-  path.write_text("".join(json.dumps(x) + "\n" for x in lines))
-  steps, reductions = scaling_model.read_lines([str(path)])
-  assert [x["case"] for x in steps] == ["groups", "zero"] and not reductions
-  assert steps[0]["seconds_median"] == 2.0
-
-
 # -----------------------------------------------------------------------------
 # Published tables and recommendations
 # -----------------------------------------------------------------------------
@@ -330,25 +297,18 @@ def test_predictions_know_nothing_of_the_rows(monkeypatch):
   assert all(a < b for a, b in zip(predicted(table), twice, strict=True))
 
 
-def test_no_prediction_is_above_the_ideal():
-  for line in scaling_model.published():
-    if "hours_ideal" in line:
-      assert line["hours_predicted"] > line["hours_ideal"]
-    else:
-      assert (
-        line["examples_per_second_predicted"]
-        <= line["examples_per_second_ideal"]
-      )
-
-
-def test_the_plainest_choice_near_the_fastest_is_recommended():
+def test_recommendations_and_predictions_make_sense():
+  """The plainest choice of those near the fastest; nothing above the ideal."""
   speeds = {"plain": 99.0, "groups": 100.0, "float16": 100.5}
   assert scaling_model.best(speeds, list(speeds)) == "plain"
   speeds["float16"] = 120.0
   assert scaling_model.best(speeds, list(speeds)) == "float16"
-
-
-def test_recommendations_make_sense():
+  for line in scaling_model.published():
+    if "hours_ideal" in line:
+      assert line["hours_predicted"] > line["hours_ideal"]
+    else:
+      name = "examples_per_second"
+      assert line[f"{name}_predicted"] <= line[f"{name}_ideal"]
   lines = scaling_model.recommendations()
   assert len(lines) == 16
   for line in lines:
@@ -357,15 +317,6 @@ def test_recommendations_make_sense():
     assert line["best_same_batch_efficiency"] <= 1
   rows = scaling_model.markdown(lines).splitlines()
   assert len(rows) == 18 and len({row.count("|") for row in rows}) == 1
-
-
-def test_it_is_drawn(tmp_path):
-  fit, steps, reductions = made_fit()
-  lines = [*fit.results([*steps, *reductions]), *scaling_model.published()]
-  path = tmp_path / "model.png"
-  scaling_model.plot(lines, str(path))
-  assert matplotlib.image.imread(path).shape[1] == 990
-  assert path.stat().st_size < 150_000
 
 
 def test_recorded_predictions_are_of_the_recorded_measurements():
