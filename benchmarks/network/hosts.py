@@ -50,16 +50,7 @@ MTU = 9000  # as in clusters, and fewer packets for the machine's cores
 BURST_BYTES, BURST_SECONDS = 2**17, 1e-3
 QUEUE_SECONDS = 0.02
 
-PROGRAMS = (
-  "unshare",
-  "nsenter",
-  "mount",
-  "ip",
-  "tc",
-  "ssh",
-  "ssh-keygen",
-  "sshd",
-)
+PROGRAMS = "unshare nsenter mount ip tc ssh ssh-keygen sshd".split()
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # not in all users'
 _NAMESPACES = ("--mount", "--net", "--uts", "--ipc", "--pid")
 
@@ -231,12 +222,7 @@ class Testbed:
   """
 
   def __init__(self, count: int = 2, gbit: float | None = None):
-    """Makes `count` of them, with cables as `set_rate` has it.
-
-    Raises:
-      UserError: it cannot be done here; the message says what is missing, or
-        which command failed how.
-    """
+    """Makes `count` of them, with cables as `set_rate` has it, or UserError."""
     lacking = [name for name in PROGRAMS if not shutil.which(name, path=_PATH)]
     if os.geteuid() != 0 or lacking:
       raise errors.UserError(
@@ -303,13 +289,9 @@ class Testbed:
       time.sleep(0.05)
 
   def popen(self, command, host: str | None = None, **settings) -> Command:
-    """Starts a command on `host`, the first if not given.
+    """Starts a command on `host` (default: the first), by Popen's settings.
 
-    Args:
-      command: its words. It has this process' environment and folder, but no
-        terminal.
-      host: one of `names`.
-      **settings: of `subprocess.Popen`.
+    It has this process' environment and folder, but no terminal.
     """
     folder = settings.pop("cwd", os.getcwd())
     enter = self._nodes[host or self.names[0]].enter()
@@ -320,12 +302,7 @@ class Testbed:
     )
 
   def run(self, command, host=None, timeout: float = 60.0, **settings):
-    """As `subprocess.run`, on `host`; what it prints is kept, as text.
-
-    Raises:
-      subprocess.TimeoutExpired: it took longer than `timeout` seconds, and was
-        killed.
-    """
+    """As `subprocess.run`, on `host`; what it prints is kept, as text."""
     pipe = subprocess.PIPE
     pipes = dict(stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True)
     with self.popen(command, host, **{**pipes, **settings}) as process:
@@ -366,14 +343,10 @@ class Testbed:
     self.close()
 
 
-def _stop(number, _):
-  """Ends this program, and so the test bed with all that runs on it."""
-  sys.exit(128 + number)
-
-
 def main(argv) -> None:
   for number in (signal.SIGTERM, signal.SIGINT):
-    signal.signal(number, _stop)
+    # The end of this program ends the test bed with all that runs on it.
+    signal.signal(number, lambda number, _: sys.exit(128 + number))
   with Testbed(FLAGS.hosts, FLAGS.gbit) as bed:
     asked = "no limit" if FLAGS.gbit is None else f"{FLAGS.gbit:g} Gbit/s"
     measuring.tell(
