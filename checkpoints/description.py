@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from checkpoints import agreement, huggingface_folder
@@ -149,40 +149,36 @@ class Description:
       names |= dict.fromkeys(data["files"])
     return [*names]
 
-  @property
-  def _folders_above(self) -> list[str]:
-    """Folders that names in run.json may be relative to: those above it."""
-    above = pathlib.Path(os.path.abspath(self.folder)).parents
-    return [*map(str, above), ""]
+  def _where_read(self, data: dict) -> Iterator[tuple[list[str], dict]]:
+    """(files, their manifests) wherever those that a run read may be now."""
+    # Names in run.json may be relative to any folder above it. Files of these
+    # names may have become others: manifests tell.
+    above = [*map(str, pathlib.Path(os.path.abspath(self.folder)).parents), ""]
+    for folder in above:
+      paths = [os.path.join(folder, file) for file in data["files"]]
+      manifests = data_set.find_manifests(paths)
+      known = data.get("contents"), data_set.digest(paths, manifests)
+      if None in known or known[0] == known[1]:
+        yield paths, manifests
 
   def records_now(self) -> list[str]:
-    """Where `record_files` are now.
-
-    [] if one is not there, or if by its manifest others are there by now.
-    """
-    for above in self._folders_above:
-      paths: dict[str, None] = {}
-      unchanged = True
-      for data in self._data_of_stages:
-        files = [os.path.join(above, file) for file in data["files"]]
-        unchanged = unchanged and _are_as_read(files, data)
-        paths |= dict.fromkeys(files)
-      if unchanged and all(stores.at(path).is_file() for path in paths):
-        return [*paths]
-    return []
+    """Where `record_files` are now; [] if one is not there, or is another."""
+    now: dict[str, None] = {}
+    for data in self._data_of_stages:
+      for paths, _ in self._where_read(data):
+        if all(stores.at(path).is_file() for path in paths):
+          now |= dict.fromkeys(paths)
+          break
+      else:
+        return []
+    return [*now]
 
   def manifest(self) -> tuple[str, data_set.Manifest] | None:
     """(path, manifest) of what the newest training read, or None."""
-    # Files of these names may have become others: then it is not theirs, nor
-    # is one of another vocabulary or case.
-    for above in self._folders_above:
-      paths = [os.path.join(above, file) for file in self.data.get("files", [])]
-      manifests = data_set.find_manifests(paths)
-      as_read = (None, data_set.digest(paths, manifests))
-      if not paths or self.data.get("contents") not in as_read:
-        continue
-      listing = manifests.get(paths[0])
-      known = self.tokenizer
+    known = self.tokenizer
+    for paths, manifests in self._where_read(self.data) if self.data else ():
+      listing = manifests.get(paths[0]) if paths else None
+      # Nor is one of another vocabulary or case its own.
       if listing and (not known or known.is_like(listing[1].tokenizer)):
         return listing
     return None
@@ -240,12 +236,6 @@ def folder_of(checkpoint: str | None) -> str:
   if checkpoint and os.path.isdir(checkpoint):
     return checkpoint
   return os.path.dirname(checkpoint or "")
-
-
-def _are_as_read(paths: list[str], data: dict) -> bool:
-  """Whether files are those that a run read, as far as that is known."""
-  listing = data_set.digest(paths, data_set.find_manifests(paths))
-  return None in (data.get("contents"), listing) or data["contents"] == listing
 
 
 def shared(evaluated: Sequence[str], trained: Sequence[str]) -> list[str]:

@@ -75,14 +75,9 @@ class Progress:
   """
 
   def __init__(
-    self,
-    title: str,
-    total: float,
-    unit: str,
-    begun: float = 0,
-    seconds: float = 5.0,
-    comm=None,
-  ):
+    self, title: str, total: float, unit: str, begun: float = 0,
+    seconds: float = 5.0, comm=None,
+  ):  # fmt: skip
     self._shown = comm is None or comm.is_root
     self._title, self._total, self._unit = title, total, unit
     self._done = begun
@@ -108,12 +103,9 @@ class Progress:
       tell()
 
   def at(
-    self,
-    done: float,
-    *fields: str,
-    now: bool = False,
+    self, done: float, *fields: str, now: bool = False,
     seconds: float | None = None,
-  ) -> None:
+  ) -> None:  # fmt: skip
     """Shows `done` of the total, or `fields`, if a line is due or `now`.
 
     `seconds`: what the work since the last call took; None: all the time.

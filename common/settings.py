@@ -35,19 +35,11 @@ _KINDS = {
 }
 # The first headings of --help, in this order.
 _GROUPS = (
-  "Required",
-  "What to do",
-  "Data",
-  "Text",
-  "Model",
-  "Vocabulary",
-  "Batches and steps",
-  "Learning rate and optimizer",
-  "Precision and compilation",
-  "Ranks and gradients",
-  "Checkpoints and reports",
-  "Evaluation",
-)
+  "Required", "What to do", "Data", "Text", "Model", "Vocabulary",
+  "Batches and steps", "Learning rate and optimizer",
+  "Precision and compilation", "Ranks and gradients",
+  "Checkpoints and reports", "Evaluation",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -52,18 +52,16 @@ class RunConfig:
     "Evaluate the model: at the end, and while training as --eval_every_steps "
     "says. Fine-tuning evaluates its best checkpoint at the end.")
   bert: BertConfig = _model(None,
-    "JSON file with the BERT config, with google/bert's keys and those of "
-    "later encoders; or tiny, mini, base, large, modern_tiny, ..., the models "
-    "of configs/, unless a file has that name. These get the size of the "
-    "vocabulary (of the records' manifest to pre-train) as vocab_size, if it "
-    "is known. Default: as found in --output_dir, or beside --init_checkpoint.",
+    "JSON file with the BERT config; or tiny, mini, base, large, modern_tiny, "
+    "..., the models of configs/, with the size of the vocabulary (of the "
+    "records' manifest to pre-train) as vocab_size, if it is known. Default: "
+    "as found in --output_dir, or beside --init_checkpoint.",
     flag="bert_config_file", read=read_bert)
   init_checkpoint: str | None = _model(None,
     "Model whose weights a new run starts from: a run folder (its best "
     "checkpoint by evaluation, else the newest), a checkpoint's name, "
-    "google/bert's or ours, or a Hugging Face folder. The log lists what is "
-    "loaded, missing and unused. Ignored if --output_dir already has a "
-    "checkpoint: the run then resumes from that one.")
+    "google/bert's or ours, or a Hugging Face folder. Ignored if --output_dir "
+    "already has a checkpoint: the run then resumes from that one.")
   train_batch_size: int = _batch(32,
     "Number of {unit} in one rank's micro-batch (one forward and backward "
     "pass). With --global_batch_size this is the most that it may have.",
@@ -123,11 +121,10 @@ class RunConfig:
     f"types are {', '.join(TYPES)}.")
   tf32: bool = _precision(True,
     "Let GPUs multiply float32 matrices as TensorFloat-32, with 10 of 23 bits "
-    "of mantissa. --notf32 multiplies them as float32.")
+    "of mantissa.")
   deterministic: bool = _precision(False,
-    "Ask TensorFlow for equal results of equal runs on equal GPUs: no "
-    "additions in the order in which threads come, no kernels chosen by their "
-    "speed. Slower. CPUs always give equal results.")
+    "Ask TensorFlow for equal results of equal runs on equal GPUs, which is "
+    "slower. CPUs always give them.")
   xla: str = _precision("layers",
     "What XLA compiles. off: nothing. auto: what TensorFlow clusters. layers: "
     "the work of a layer between its matrix multiplications, and the update. "
@@ -144,8 +141,7 @@ class RunConfig:
     "copy.", low=1)
   num_threads: int = _ranks(0,
     "CPU threads for one operation of a rank. 0 divides the host's cores by "
-    "its ranks (in an elastic run, by the ranks present when this one joined). "
-    "With several ranks two operations may run at once.",
+    "its ranks (in an elastic run, by the ranks present when this one joined).",
     low=0, high=4096)
   output_dir: str | None = _report(None,
     "Folder for checkpoints, metrics and run.json; for task.json and "
@@ -165,15 +161,13 @@ class RunConfig:
     "Updates between two reports in metrics.jsonl and TensorBoard.",
     low=1, json="steps_per_print")
   report_to: tuple = _report((),
-    "Services that get settings, plan, reports and evaluations too, besides "
-    "the files in --output_dir. Their packages are in "
-    "requirements/reports.txt. A resumed run continues the service's run.",
+    "Services that get settings, plan, reports and evaluations, too; packages "
+    "are in requirements/reports.txt. A resumed run continues the service's.",
     choices=("wandb", "mlflow"))
   peak_tflops: float | None = _report(None,
     "Peak speed of one rank in 10^12 floating-point operations per second, "
-    "for the utilisation (mfu) in reports. benchmarks/step.py measures "
-    "it for matrix multiplications on this machine (matmul_gflop_per_second / "
-    "1000). Without it reports have no mfu.", above=0)
+    "for the utilisation (mfu) in reports: matmul_gflop_per_second / 1000 of "
+    "benchmarks/step.py. Without it reports have no mfu.", above=0)
   profile_steps: tuple = _report((),
     "First and last update to record for TensorBoard's trace viewer, as 20,24 "
     "(numbers as in metrics.jsonl). Empty: no update is recorded.")
@@ -393,8 +387,7 @@ class PretrainingConfig(RunConfig):
     "random: google/bert's. informed: output bias from the frequencies of the "
     "tokens in --input_file, word embeddings from their co-occurrence, "
     "sinusoidal positions, first-layer heads that attend to neighbouring "
-    "tokens; the rest is google/bert's. Small models then learn from word "
-    "order much sooner.", choices=("random", "informed"))
+    "tokens; the rest is google/bert's.", choices=("random", "informed"))
   sampled_softmax: int = _model(0,
     "Number of sampled tokens in training's masked LM softmax, besides the "
     "labels; resampled every update, frequent ones almost always. A small "

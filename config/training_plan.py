@@ -196,18 +196,13 @@ class TrainingPlan:
 
 
 def resolve(
-  *,
-  ranks: int,
-  records: int | None,
-  train_batch_size: int,
-  num_train_steps: int,
-  num_warmup_steps: int,
+  *, ranks: int, records: int | None, train_batch_size: int,
+  num_train_steps: int, num_warmup_steps: int,
   num_decay_steps: int | None = None,
   num_accumulation_steps: int | None = None,
-  global_batch_size: int | None = None,
-  packing_factor: float = 1.0,
+  global_batch_size: int | None = None, packing_factor: float = 1.0,
   of_epochs: bool = False,  # the steps come to whole epochs of examples
-) -> TrainingPlan:
+) -> TrainingPlan:  # fmt: skip
   """Resolves these flags; raises `UserError` if they do not fit together."""
   decay = num_decay_steps or 0
   if num_warmup_steps < 0 or num_warmup_steps + decay > num_train_steps:
