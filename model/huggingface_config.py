@@ -95,7 +95,7 @@ class ReadConfig(NamedTuple):
     Where heads have one name, it is that of the architecture's head. Without
     one it is that of whole texts, if what reads them, a pooler, is `there`.
     """
-    has_pooler = any("pooler." in name for name in there)
+    has_pooler = any(self.kind.pooler in name for name in there)
     of_texts = has_pooler or not self.config.has_pooler
     assumed = LABELS if of_texts else TOKENS
     heads, class_of = [*HEADS, assumed], self.kind.architecture

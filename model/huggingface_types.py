@@ -100,6 +100,7 @@ class ModelType:
   heads: tuple[Head, ...]
   body: tuple[str, ...]  # parts of `weights` that are no heads
   modules: dict[str, str]  # scope here -> module there
+  pooler = "pooler."  # in names of what a classifier of texts reads
   decoder: str  # the module of the words' weights, which may be the embeddings
 
   # config.json
@@ -223,7 +224,10 @@ class _Bert(ModelType):
 
 
 class _Roberta(_Bert):
-  """Its positions begin after the id of [PAD]."""
+  """Its positions begin after the id of [PAD].
+
+  Its classifier of texts has the layer in itself that is BERT's pooler.
+  """
 
   name, title, classes, base = "roberta", "RoBERTa", "Roberta", "roberta."
   keys = _Bert.keys | _keys(
@@ -232,14 +236,25 @@ class _Roberta(_Bert):
   )  # fmt: skip
   special = _ENDS
   why = {"position_offset": " (it is the id of [PAD] plus 1)"}
-  heads = MASKED_LM, QUESTIONS, tasks.TOKENS
+  heads = MASKED_LM, QUESTIONS, LABELS, tasks.TOKENS
   modules = {
     f"{_TRANSFORM}/dense": "lm_head.dense",
     f"{_TRANSFORM}/LayerNorm": "lm_head.layer_norm",
     "cls/predictions": "lm_head",
     **_HEADS,
   }
+  pooler = "classifier.dense."
   decoder = "lm_head.decoder"
+
+  def tensors(self, config, heads):
+    moved = {w.CLASSIFIER: "classifier.out_proj."}
+    if heads and heads[-1] is LABELS:
+      moved[w.POOLER] = self.pooler
+    tensors = {}
+    for name, weights in super().tensors(config, heads).items():
+      module, _, role = name.rpartition(".")
+      tensors[moved.get(weights[0].part, f"{module}.") + role] = weights
+    return tensors
 
   def write(self, config, ids):
     # RoBERTa's positions count from the id of [PAD] plus 1, and its table has
@@ -384,9 +399,10 @@ class _EuroBert(_PreNorm):
   }  # fmt: skip
   special = {**_ENDS, "mask_token_id": "mask"}
   checked = {**ModelType.checked, "head_dim": None, "rope_parameters": None}
-  heads = (MASKED_LM,)
+  heads = MASKED_LM, tasks.TOKENS
   modules = {
     _WORDS: "model.embed_tokens",
+    "cls/tokens": "classifier",
     "bert/embeddings/LayerNorm": "model.layers.0.input_layernorm",
     "cls/predictions": "lm_head",
   }

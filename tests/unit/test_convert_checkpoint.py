@@ -40,7 +40,7 @@ from samples import (
   write_packed,
   write_records_of,
 )
-from test_huggingface_types import MODERN, ROBERTA
+from test_huggingface_types import EURO, MODERN
 
 import convert_checkpoint
 from checkpoints import checkpoint_files
@@ -598,8 +598,8 @@ def test_our_models_that_hugging_face_does_not_have(tmp_path):
      "of texts, but not the pooler that it"),
     (pooled, random_values(BODY, keys=pooled),
      "ModernBERT has no place for bert/"),
-    (ROBERTA, random_values(CLASSIFY, keys=ROBERTA),
-     "RoBERTa has no place for output_bias"),
+    (EURO, random_values(CLASSIFY, keys=EURO),
+     "EuroBERT has no place for"),
     ({"pre_layer_norm": True}, random_values(),
      "4/bert_model.ckpt: pre_layer_norm"),
   )):  # fmt: skip

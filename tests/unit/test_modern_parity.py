@@ -44,6 +44,10 @@ BERTS = {
 }  # fmt: skip
 OUR_ACTS = {"gelu": "gelu_erf", "gelu_new": "gelu", "relu": "relu"}
 
+ROBERTAS = {
+  **IDS, "pad_token_id": 1, "type_vocab_size": 1, "layer_norm_eps": 1e-5,
+  "max_position_embeddings": 2050,
+}  # fmt: skip
 # Name -> transformers' class, and what its config has beside `SIZE`.
 THEIRS = {
   "modern": ("ModernBertForMaskedLM", {**IDS, "local_attention": 32}),
@@ -74,10 +78,10 @@ THEIRS = {
     {**IDS, "tie_word_embeddings": True, "mlp_bias": True,
      "attention_bias": True},
   ),
-  "roberta": (
-    "RobertaForMaskedLM",
-    {**IDS, "pad_token_id": 1, "type_vocab_size": 1, "layer_norm_eps": 1e-5,
-     "max_position_embeddings": 2050},
+  "euro's labels": ("EuroBertForTokenClassification", {**IDS, "num_labels": 5}),
+  "roberta": ("RobertaForMaskedLM", ROBERTAS),
+  "roberta's texts": (
+    "RobertaForSequenceClassification", {**ROBERTAS, "num_labels": 3},
   ),
   **{
     f"Bert{name}": (
@@ -128,6 +132,10 @@ OURS = {
   "euro encoder": (EURO_BERT, [weights.ENCODER]),
   "roberta": (ROBERTA, [weights.ENCODER, weights.MASKED_LM]),
   "roberta's labels": (ROBERTA, [weights.ENCODER, weights.TOKEN_CLASSIFIER]),
+  "roberta's texts": (
+    ROBERTA, [weights.ENCODER, weights.POOLER, weights.CLASSIFIER],
+  ),
+  "euro's labels": (EURO_BERT, [weights.ENCODER, weights.TOKEN_CLASSIFIER]),
   "roberta's answers": (ROBERTA, [weights.ENCODER, weights.QUESTIONS]),
   **{
     f"Bert{name}": ({**TINY, "hidden_act": OUR_ACTS[act]}, parts)
@@ -287,8 +295,9 @@ LONG = [(THEIRS, False), (THEIRS, True), (OURS, False), (OURS, True)]
 @pytest.mark.parametrize(
   "table, names, length, is_packed",
   [
-    (THEIRS, ["modern", *BERT], 128, True),
-    (OURS, ["mean", *BERT], 128, False),
+    (THEIRS, ["modern", "euro's labels", *BERT], 128, True),
+    (THEIRS, ["roberta's texts"], 128, False),
+    (OURS, ["mean", "roberta's texts", "euro's labels", *BERT], 128, False),
     *(
       pytest.param(table, None, length, is_packed, marks=pytest.mark.slow)
       for table, is_packed in LONG
