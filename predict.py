@@ -60,21 +60,6 @@ class PredictSettings:
   # fmt: on
 
 
-def check_inputs(settings: PredictSettings, texts: Sequence[str]) -> None:
-  """`UserError` for inputs that contradict each other, or half a question."""
-  question = (settings.question, settings.context)
-  has_question = question != (None, None)
-  if has_question + bool(texts) + (settings.input is not None) > 1:
-    raise UserError(
-      "give texts as arguments, --input, or --question with --context: one of "
-      "these"
-    )
-  if has_question and not all(text and text.strip() for text in question):
-    raise UserError("give both --question and --context, not empty")
-  if settings.input not in (None, "-") and not os.path.exists(settings.input):
-    raise UserError(f"--input={settings.input}: there is no such file")
-
-
 def read_inputs(
   settings: PredictSettings, texts: Sequence[str], parse: Callable[[str], Input]
 ) -> Iterator[Input]:
@@ -109,7 +94,18 @@ def _lines(path: str, name: str) -> Iterator[str]:
 def main(settings: PredictSettings, name: str, *texts: str) -> None:
   """Prints predictions of the model `name`."""
   texts = () if texts == ("-",) else texts  # standard input
-  check_inputs(settings, texts)  # before the model takes its time
+  # Before the model takes its time.
+  question = (settings.question, settings.context)
+  has_question = question != (None, None)
+  if has_question + bool(texts) + (settings.input is not None) > 1:
+    raise UserError(
+      "give texts as arguments, --input, or --question with --context: one of "
+      "these"
+    )
+  if has_question and not all(text and text.strip() for text in question):
+    raise UserError("give both --question and --context, not empty")
+  if settings.input not in (None, "-") and not os.path.exists(settings.input):
+    raise UserError(f"--input={settings.input}: there is no such file")
   signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # ends as `| head` does
   source = model_source.find(name, settings.parts)
   from interop import inference  # it loads TensorFlow

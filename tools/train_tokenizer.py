@@ -150,7 +150,7 @@ def train_wordpiece(
     )
   ids = _merge(kept, words, vocab_size)
   vocab = "\n".join([*sorted(ids, key=ids.__getitem__), ""])
-  _write(path, vocab.encode())
+  files.write(path, vocab.encode())
 
 
 def train_sentencepiece(
@@ -182,7 +182,7 @@ def train_sentencepiece(
     raise errors.DataError(
       f"no SentencePiece model of {vocab_size} pieces from this text: {e}"
     ) from e
-  _write(path, model.getvalue())
+  files.write(path, model.getvalue())
 
 
 def train_bpe(
@@ -218,12 +218,7 @@ def train_bpe(
   tokenizer.train_from_iterator(lines, trainer)
   cls, sep = (base.CLS, 2), (base.SEP, 3)
   tokenizer.post_processor = processors.BertProcessing(sep, cls)
-  _write(path, tokenizer.to_str(pretty=True).encode())
-
-
-def _write(path: str, data: bytes) -> None:
-  os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-  files.write(path, data)
+  files.write(path, tokenizer.to_str(pretty=True).encode())
 
 
 # The command ------------------------------------------------------------------
@@ -273,6 +268,7 @@ def main(args: Settings) -> None:
   lower = args.do_lower_case
   if lower is None:
     lower = False not in map(tokenizer_files.case_beside, paths)
+  os.makedirs(os.path.dirname(args.output_file) or ".", exist_ok=True)
   tell(f"reading {counted(len(paths), 'file')} ...")
   train, kind = _TRAINERS[args.tokenizer]
   lines = sample(text_files.read_lines(paths, text), args.sample_mb * 10**6)
