@@ -260,9 +260,8 @@ def _read_part(
 
 def differs(rows: np.ndarray) -> np.ndarray:
   """bool [m]: which columns of [k, m] differ from the one before; 0 does."""
-  differs = np.ones(rows.shape[1], bool)
-  differs[1:] = (rows[:, 1:] != rows[:, :-1]).any(axis=0)
-  return differs
+  differ = (rows[:, 1:] != rows[:, :-1]).any(axis=0)
+  return np.append(True, differ)[: rows.shape[1]]
 
 
 def _read_shingles(

@@ -236,7 +236,7 @@ def test_any_workers_write_the_same(tmp_path, prepare, mixed):
     assert contents(tmp_path / out) == want
     assert sum(report is not None for report in reports) == 1
 
-  share("array", 4, at_a_time=1)
+  share("array", 2, at_a_time=1)
   share("together", 3, at_a_time=3)
 
 

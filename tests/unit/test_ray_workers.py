@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import types
 
@@ -75,27 +76,21 @@ def test_a_command_is_asked_to_end_when_its_task_is_to_stop(tmp_path):
     f"open('{tmp_path}/ready', 'w')\n"
     "time.sleep(600)\n"
   )
-  caller = (
-    "import signal, sys, _thread, threading, time, os\n"
-    # A background job ignores it.
-    "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    "from tools import ray_workers\n"
-    "from unittest import mock\n"
-    "def stop():\n"
-    f"  while not os.path.exists('{tmp_path}/ready'): time.sleep(0.05)\n"
-    "  time.sleep(0.5)\n"  # Ray asks none that just starts
-    "  _thread.interrupt_main()\n"
-    "threading.Thread(target=stop).start()\n"
-    "try:\n"
-    f"  command = [sys.executable, '-c', {script!r}]\n"
-    "  ray_workers._work(0, command, '/', '/', mock.Mock())\n"
-    "except KeyboardInterrupt:\n"
-    "  sys.exit(5)\n"
-  )
-  done = subprocess.run(
-    [sys.executable, "-c", caller], cwd=runs.ROOT, timeout=runs.HANG_SECONDS
-  )
-  assert done.returncode == 5
+
+  def interrupt():
+    while not (tmp_path / "ready").exists():
+      time.sleep(0.05)
+    time.sleep(0.5)  # Ray asks none that just starts
+    os.kill(os.getpid(), signal.SIGINT)
+
+  # A background job ignores it.
+  before = signal.signal(signal.SIGINT, signal.default_int_handler)
+  try:
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+      work(script)
+  finally:
+    signal.signal(signal.SIGINT, before)
   assert (tmp_path / "asked").exists()
 
 
