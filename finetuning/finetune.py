@@ -64,19 +64,14 @@ def finetune(task: FinetuningTask, comm, snapshot=None, signals=None) -> dict:
         outputs = collect(session, None, watchdog)
         return task.write_predictions(source, outputs) if comm.is_root else []
 
+    steps = next_steps.after(
+      str(config.output_dir),
+      config.kind,
+      pairs=task.reads_pairs,
+      converts=huggingface_types.has(config.bert),
+    )
     return train_loop.Job(
-      task.best_by,
-      train,
-      evaluator,
-      predict,
-      begin,
-      task.labels,
-      next_steps.after(
-        str(config.output_dir),
-        config.kind,
-        pairs=task.reads_pairs,
-        converts=huggingface_types.has(config.bert),
-      ),
+      task.best_by, train, evaluator, predict, begin, task.labels, steps
     )
 
   return training_run.run(config, comm, build, snapshot, signals)
@@ -101,13 +96,9 @@ def training(
   order = record_order.Order(len(source), config.seed)
   batches = input_pipeline.training_batches(source, order, plan, comm)
   state = checkpointing.TrainingState(order)
+  policy = mixed_precision.policy_of(config)
   matmuls = model_flops.finetuning(
-    config.bert,
-    mixed_precision.policy_of(config),
-    config.kind,
-    task.outputs,
-    1,
-    source,
+    config.bert, policy, config.kind, task.outputs, 1, source
   )
   return train_loop.Task(
     plan=plan,
