@@ -40,24 +40,23 @@ def tiny_run(tmp_path):
   return config, str(tmp_path / "data-*.tfrecord")
 
 
+def packed(folder, dynamic):
+  """((config path, records glob), global batch size) of packed records."""
+  pattern, global_batch = write_packed(folder, dynamic)
+  config = write_config(folder / "config.json", num_hidden_layers=1)
+  return (config, pattern), global_batch
+
+
 @pytest.fixture
 def packed_run(tmp_path):
-  """As tiny_run, packed: ((config path, records glob), global batch size)."""
-  pattern, global_batch = write_packed(tmp_path)
-  return (
-    write_config(tmp_path / "config.json", num_hidden_layers=1),
-    pattern,
-  ), global_batch
+  """As tiny_run, packed; and the global batch size."""
+  return packed(tmp_path, dynamic=False)
 
 
 @pytest.fixture
 def dynamic_run(tmp_path):
   """As packed_run, with whole-word masks that are drawn on reading."""
-  pattern, global_batch = write_packed(tmp_path, dynamic=True)
-  return (
-    write_config(tmp_path / "config.json", num_hidden_layers=1),
-    pattern,
-  ), global_batch
+  return packed(tmp_path, dynamic=True)
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,6 @@ import itertools
 import os
 import textwrap
 import time
-from typing import NamedTuple
 
 from checkpoints import metrics
 from common import input_files, json_files, processes
@@ -132,41 +131,6 @@ def source_of(paths: Paths, settings: Settings) -> dict:
   return source
 
 
-class Step(NamedTuple):
-  """A command, which is left out if its output is there."""
-
-  title: str
-  output: str
-  command: list[str]
-
-
-def steps(paths: Paths, settings: Settings) -> list[Step]:
-  """From text files to records."""
-  text = python(
-    "tools.prepare_corpus", output_dir=paths.corpus, corpus=settings.corpus,
-    encoding=settings.encoding, language=settings.language,
-  )  # fmt: skip
-  vocabulary = python(
-    "tools.train_tokenizer", input_file=paths.text("train"),
-    output_file=paths.vocab, vocab_size=VOCAB_SIZE,
-  )  # fmt: skip
-  title = "text: one sentence a line, some documents held out"
-  commands = [
-    Step(title, paths.source, text),  # `prepare` writes it after the text
-    Step("vocabulary", paths.vocab, vocabulary),
-  ]
-  for part in PARTS:
-    command = python(
-      "create_pretraining_data.py", input_file=paths.text(part),
-      output_file=paths.records(part), vocab_file=paths.vocab,
-      objective="mlm", dynamic_masks=True, max_seq_length=SEQ_LENGTH,
-      examples_per_record=2,  # the short ends of documents
-    )  # fmt: skip
-    title = f"records of {paths.text(part)}"
-    commands.append(Step(title, paths.manifest(part), command))
-  return commands
-
-
 def run(title: str, command: list[str]) -> None:
   """Prints and runs one command; UserError if it failed."""
   print(f"\n== {title}\n{next_steps.wrapped(command, '$ ')}", flush=True)
@@ -178,10 +142,30 @@ def run(title: str, command: list[str]) -> None:
 def prepare(paths: Paths, settings: Settings) -> None:
   """Makes text, vocabulary, records and the model's config, if missing."""
   source = source_of(paths, settings)
+  text = python(
+    "tools.prepare_corpus", output_dir=paths.corpus, corpus=settings.corpus,
+    encoding=settings.encoding, language=settings.language,
+  )  # fmt: skip
+  vocabulary = python(
+    "tools.train_tokenizer", input_file=paths.text("train"),
+    output_file=paths.vocab, vocab_size=VOCAB_SIZE,
+  )  # fmt: skip
+  title = "text: one sentence a line, some documents held out"
+  # (title, output, command). The source is written after the text is made.
+  steps = [(title, paths.source, text), ("vocabulary", paths.vocab, vocabulary)]
+  for part in PARTS:
+    command = python(
+      "create_pretraining_data.py", input_file=paths.text(part),
+      output_file=paths.records(part), vocab_file=paths.vocab,
+      objective="mlm", dynamic_masks=True, max_seq_length=SEQ_LENGTH,
+      examples_per_record=2,  # the short ends of documents
+    )  # fmt: skip
+    title = f"records of {paths.text(part)}"
+    steps.append((title, paths.manifest(part), command))
   # A step is done if its output is there: each makes it whole or not at all.
-  for step in steps(paths, settings):
-    if not os.path.exists(step.output):
-      run(step.title, step.command)
+  for title, output, command in steps:
+    if not os.path.exists(output):
+      run(title, command)
       json_files.write(paths.source, source)
   preset = PRESETS[SMALLEST.get(settings.model, settings.model)]
   # A few minutes see little text twice: dropout would only slow learning down.

@@ -39,9 +39,8 @@ def _interface_towards(host: str) -> str:
   """The name of the network interface that leads to `host`."""
   wanted = _address_towards(host)
   for name, addresses in psutil.net_if_addrs().items():
-    for known in addresses:
-      if known.address == wanted:
-        return name
+    if any(known.address == wanted for known in addresses):
+      return name
   raise UserError(
     f"no network interface has the address {wanted}: set NIC=NAME"
   )

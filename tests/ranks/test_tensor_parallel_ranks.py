@@ -61,12 +61,17 @@ def test_slices_equal_the_whole(
     np.testing.assert_allclose(got[1:], want[1:], rtol=1e-3)
 
 
+def without_dropout(packed_run, folder):
+  """`packed_run` of another config."""
+  (_, files), always = packed_run
+  config = write_config(folder / "config.json", **MODEL, **NO_DROPOUT)
+  return (config, files), always
+
+
 @pytest.mark.slow
 def test_two_by_two_equal_one_and_their_gradients(packed_run, tmp_path):
   """After one update a moment is a tenth of the gradient, of each variable."""
-  (_, files), always = packed_run
-  config = write_config(tmp_path / "config.json", **MODEL, **NO_DROPOUT)
-  run = (config, files), always
+  run = without_dropout(packed_run, tmp_path)
   for folder, ranks, flags in (
     ("one", 1, []),
     ("four", 4, ["--tensor_parallel=2", "--zero=1"]),
@@ -95,10 +100,7 @@ def test_resumed_sliced_and_whole_in_turn(packed_run, tmp_path):
   The four share out their optimizer's state, too.
   """
   flags = ["--lr_schedule=constant", "--xla=off", "--train_batch_size=24"]
-  plain = tmp_path / "one"
-  (config, files), always = packed_run
-  config = write_config(tmp_path / "config.json", **MODEL, **NO_DROPOUT)
-  run = (config, files), always
+  plain, run = tmp_path / "one", without_dropout(packed_run, tmp_path)
   train(run, plain, 1, *flags)
   for ranks, slices, steps in ((1, 1, 6), (2, 2, 12), (4, 2, 16), (1, 1, 20)):
     more = [f"--tensor_parallel={slices}", f"--zero={int(ranks == 4)}"]
@@ -132,10 +134,10 @@ signals.StopVote.feed = feed_in_trouble
 
 def in_trouble(packed_run, tmp_path, trouble):
   """Two slices of which one has trouble in its 12th evaluation batch."""
-  (config, files), always = packed_run
+  tiny, always = packed_run
   patch = TROUBLE.replace("TROUBLE", trouble)
   script = runs.patched(tmp_path / "trouble.py", patch)
-  arguments = runs.arguments((config, files), tmp_path / "run")[1:]
+  arguments = runs.arguments(tiny, tmp_path / "run")[1:]
   flags = ["--tensor_parallel=2", "--xla=off", "--train_batch_size=24"]
   flags += ["--eval_every_steps=4", "--eval_batch_size=16"]
   return [script, *arguments, *always, *flags]

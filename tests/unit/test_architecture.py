@@ -2,11 +2,9 @@
 
 import ast
 import functools
-import os
 import pathlib
 import re
 import subprocess
-import sys
 
 ROOT = pathlib.Path(__file__).parents[2]
 # From below to above: a module imports from its own layer and from lower ones.
@@ -168,26 +166,6 @@ def test_the_data_side_does_not_load_tensorflow():
     assert "common.tensorflow_v1" not in reachable(name), name
 
 
-DATA_TESTS = (
-  "create_pretraining_data", "entities", "filters", "instances", "masking",
-  "packing", "prepare_corpus", "ray_workers", "record_order", "sentences",
-  "squad_metric", "text_files", "tokenization", "training_plan", "windows",
-  "word_windows", "work_dir",
-)  # fmt: skip
-
-
-def test_tests_of_data_do_not_load_tensorflow(tmp_path):
-  """So that one of them runs in a second."""
-  (tmp_path / "tensorflow.py").write_text("raise ImportError('loaded')\n")
-  files = [f"tests/unit/test_{name}.py" for name in DATA_TESTS]
-  done = subprocess.run(
-    [sys.executable, "-m", "pytest", "-q", "--collect-only", *files],
-    cwd=ROOT, env={**os.environ, "PYTHONPATH": str(tmp_path)},
-    capture_output=True, text=True,
-  )  # fmt: skip
-  assert done.returncode == 0, done.stdout[-3000:]
-
-
 def test_every_module_says_what_it_is():
   for name in MODULES:
     assert ast.get_docstring(tree(name)), name
@@ -317,25 +295,3 @@ def test_docstrings_say_what_a_thing_is():
     if isinstance(node, kinds):
       text = ast.get_docstring(node) or ""
       assert not text.startswith(NO_OPENINGS), (file, text)
-
-
-def test_guards_are_counted():
-  """In each of their forms, and nothing else."""
-  text = """
-def check_it(a):
-  return a
-def f(a):
-  if a:
-    raise ValueError
-  if a:
-    a = 1
-  else:
-    raise ValueError
-  try:
-    assert a
-  except OSError as e:
-    b = 1
-    raise e
-"""
-  guarded = guarded_lines(ast.parse(text))
-  assert guarded == {2, 3, 5, 6, 10, 12, 13, 14, 15}

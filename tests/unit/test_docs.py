@@ -206,11 +206,6 @@ def test_quoted_messages_are_in_the_sources(page):
     assert is_said(message), f"{page}: {message}"
 
 
-def test_a_message_that_no_file_has_is_noticed():
-  assert is_said("--output_dir=... is in use by N")
-  assert not is_said("is in use by ... --output_dir= is in use by nobody")
-
-
 @pytest.mark.slow
 def test_the_commands_of_the_readme_paste(tmp_path):
   """All its `sh` blocks in order, as they are, but `make test` (this is it)."""

@@ -94,17 +94,6 @@ def test_a_run_that_diverged_has_a_line_without_losses(tmp_path, monkeypatch):
   assert "time to" not in title  # its longest budget has no loss
 
 
-def test_a_line_says_how_its_arm_is_trained(monkeypatch):
-  given = types.SimpleNamespace(num_ranks=2)
-  monkeypatch.setattr(time_to_quality, "FLAGS", given)
-  monkeypatch.setattr(time_to_quality, "best_precision", lambda: "bf16")
-  how = lambda arm: [
-    time_to_quality.machine(arm)[name] for name in ("ranks", "precision")
-  ]
-  assert how({}) == [2, "bf16"]
-  assert how({"train": {"precision": "fp16"}}) == [2, "fp16"]
-
-
 def test_held_out_text_has_the_case_of_the_arms_records(monkeypatch):
   monkeypatch.setattr(time_to_quality, "made_records", lambda _, given: given)
   for given in ({}, {"do_lower_case": False}):
