@@ -71,12 +71,22 @@ def masks(
   reach = bert.local_attention // 2  # tokens on each side of a token
   block = block_of(bert, seq_length)
   if block:
-    bias = _block_bias(queries, keys, reach, block, policy)
-    return global_mask, Mask(bias, rotary[1], block)
-  index = tf.range(seq_length)
-  is_local = tf.abs(index[:, tf.newaxis] - index) <= reach
-  is_together = tf.equal(queries[:, :, tf.newaxis], keys[:, tf.newaxis])
-  return global_mask, Mask(mask_bias(is_together & is_local, policy), rotary[1])
+    # Numbers begin with 1 here. What fills up the last block, and what stands
+    # beside the outermost blocks, has 0 as a key, which no query has.
+    queries = _in_blocks(queries, block, axis=1) + 1
+    keys = _in_blocks(keys + 1, block, axis=1)
+    keys = kernels.with_neighbours(keys[:, tf.newaxis, ..., tf.newaxis])
+    keys = tf.squeeze(keys, [1, 4])
+    is_together = tf.equal(queries[..., tf.newaxis], keys[:, :, tf.newaxis])
+    # Keys begin one block before the queries' own.
+    query, key = np.arange(block)[:, np.newaxis], np.arange(3 * block)
+    is_local = np.abs(query + block - key) <= reach
+  else:
+    index = tf.range(seq_length)
+    is_local = tf.abs(index[:, tf.newaxis] - index) <= reach
+    is_together = tf.equal(queries[:, :, tf.newaxis], keys[:, tf.newaxis])
+  bias = mask_bias(is_together & is_local, policy)
+  return global_mask, Mask(bias, rotary[1], block)
 
 
 def block_of(bert: BertConfig, seq_length) -> int | None:
@@ -111,21 +121,6 @@ def rotary_tables(
       values = tf.gather(values, position_ids)
     tables.append(values[:, tf.newaxis])
   return tuple(tables)
-
-
-def _block_bias(queries, keys, reach: int, block: int, policy: Policy):
-  """The bias of a `Mask` of blocks: equal numbers, at most `reach` away."""
-  # Numbers begin with 1 here. What fills up the last block, and what stands
-  # beside the outermost blocks, has 0 as a key, which no query has.
-  queries = _in_blocks(queries, block, axis=1) + 1
-  keys = _in_blocks(keys + 1, block, axis=1)
-  keys = kernels.with_neighbours(keys[:, tf.newaxis, ..., tf.newaxis])
-  keys = tf.squeeze(keys, [1, 4])
-  is_together = tf.equal(queries[..., tf.newaxis], keys[:, :, tf.newaxis])
-  # Keys begin one block before the queries' own.
-  query, key = np.arange(block)[:, np.newaxis], np.arange(3 * block)
-  is_local = np.abs(query + block - key) <= reach
-  return mask_bias(is_together & is_local, policy)
 
 
 def _in_blocks(tensor: tf.Tensor, block: int, axis: int) -> tf.Tensor:

@@ -102,24 +102,20 @@ def to_huggingface(
   tensors_there, unknown = {}, {*values}
   for name, of_tensor in tensors.items():
     if of_tensor[0].name in values:
-      tensors_there[name.removeprefix(removed)] = _joined(of_tensor, values)
-      unknown -= {weight.name for weight in of_tensor}
+      parts = []
+      for weight in of_tensor:
+        value = values[weight.name]
+        parts.append(value.T if weight.is_kernel else value)
+        unknown.discard(weight.name)
+      # safetensors writes the memory as it is, so it must be contiguous.
+      whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
+      tensors_there[name.removeprefix(removed)] = np.ascontiguousarray(whole)
   if unknown:
     raise DataError(
       f"{source}: Hugging Face's {kind.title} has no place for "
       f"{_some(sorted(unknown))}"
     )
   return tensors_there
-
-
-def _joined(
-  weights: Sequence[Weight], values: Mapping[str, np.ndarray]
-) -> np.ndarray:
-  """Hugging Face's tensor of our weights."""
-  parts = [values[w.name].T if w.is_kernel else values[w.name] for w in weights]
-  # safetensors writes the memory as it is, so it must be contiguous.
-  whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
-  return np.ascontiguousarray(whole)
 
 
 def _parted(
@@ -223,7 +219,15 @@ def read_tensors(folder: str) -> dict[str, np.ndarray]:
   for path in files(folder):
     with _opened(path) as f:
       for name, tensor in safetensors.deserialize(f.read()):
-        tensors[name] = _array(**tensor)
+        data, kind, shape = tensor["data"], tensor["dtype"], tensor["shape"]
+        array = np.frombuffer(data, np.uint8)  # not floats, so refused
+        if kind == "BF16":  # the upper half of a float32
+          wide = np.frombuffer(data, np.uint16).astype(np.uint32) << 16
+          array = wide.view(np.float32).reshape(shape)
+        elif kind in ("F16", "F32", "F64"):
+          floats = np.frombuffer(data, f"<f{int(kind[1:]) // 8}")
+          array = floats.astype(np.float32).reshape(shape)
+        tensors[name] = array
   return tensors
 
 
@@ -282,17 +286,6 @@ def files(folder: str) -> list[str]:
       )
     paths.append(path)
   return paths
-
-
-def _array(dtype: str, shape: list, data: bytearray) -> np.ndarray:
-  """Floats become float32, other types bytes, which are refused."""
-  if dtype == "BF16":  # the upper half of a float32
-    wide = np.frombuffer(data, np.uint16).astype(np.uint32) << 16
-    return wide.view(np.float32).reshape(shape)
-  if dtype in ("F16", "F32", "F64"):
-    floats = np.frombuffer(data, f"<f{int(dtype[1:]) // 8}")
-    return floats.astype(np.float32).reshape(shape)
-  return np.frombuffer(data, np.uint8)
 
 
 def write_tensors(folder: str, tensors: Mapping[str, np.ndarray]) -> None:

