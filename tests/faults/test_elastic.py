@@ -3,11 +3,13 @@
 `localhost` and `127.0.0.1` are two hosts to Horovod.
 """
 
+import contextlib
 import os
 import signal
 import time
 
 import numpy as np
+import psutil
 import pytest
 import runs
 from samples import NO_DROPOUT, write_config, write_records
@@ -65,18 +67,12 @@ class Job:
         del waiting[0]
       return False  # never stop
 
+    training = runs.arguments(self._tiny, self.output)
+    launcher = f"-np {least} --min-np {least} --max-np {most}"
+    launcher += f" --host-discovery-script {self._script}"
     process = runs.launch(
-      [
-        *runs.arguments(self._tiny, self.output),
-        *FLAGS,
-        "--commit_every_steps=7",
-        *flags,
-      ],
-      launcher=[
-        *("-np", f"{least}", "--min-np", f"{least}", "--max-np", f"{most}"),
-        *("--host-discovery-script", str(self._script)),
-        *("--network-interfaces", "lo"),
-      ],
+      [*training, *FLAGS, "--commit_every_steps=7", *flags],
+      launcher=f"{launcher} --network-interfaces lo".split(),
       stop=step,
     )
     assert not waiting, process.stderr[-3000:]
@@ -88,20 +84,12 @@ class Job:
   def ranks(self):
     """Host -> process id of its rank."""
     wanted, found = f"--output_dir={self.output}", {}
-    for entry in os.scandir("/proc"):
-      try:
-        with open(f"{entry.path}/cmdline", "rb") as f:
-          words = f.read().decode().split("\0")
+    for process in psutil.process_iter():
+      # Some are gone, or not ours.
+      with contextlib.suppress(psutil.Error, KeyError, IndexError):
+        words = process.cmdline()
         if words[0].endswith("/python") and wanted in words:
-          with open(f"{entry.path}/environ", "rb") as f:
-            values = dict(
-              pair.split("=", 1)
-              for pair in f.read().decode().split("\0")
-              if pair
-            )
-          found[values["HOROVOD_HOSTNAME"]] = int(entry.name)
-      except (OSError, KeyError, ValueError):
-        continue  # gone, or not ours
+          found[process.environ()["HOROVOD_HOSTNAME"]] = process.pid
     return found
 
   def check(self, process, whole):
