@@ -79,10 +79,15 @@ def cooldown(named: str, about: Description, begun: bool) -> str:
   reports = metrics.reports_of(folder)
   # The newest comes first. Reports tell where the rate has fallen after all.
   for step in files.steps():
-    prefix, is_constant = files.prefix(step), first <= step <= last
-    if named in (folder, prefix) and is_constant:
-      if not _has_fallen(reports, first, step):
-        return prefix
+    prefix, rates = files.prefix(step), []
+    if named not in (folder, prefix) or not first <= step <= last:
+      continue
+    for report in reports:
+      if first <= report["global_step"] <= step and "learning_rate" in report:
+        rates.append(report["learning_rate"])
+    # It has where the run once ended, if it was then continued.
+    if len(rates) < 2 or rates[-1] >= rates[-2]:
+      return prefix
   raise UserError(
     f"--cooldown_from={named}: none of its checkpoints lies in the part whose "
     f"rate is constant by its updates ({first:,} to {last:,} of --lr_schedule="
@@ -101,16 +106,6 @@ def _constant_part(run: dict) -> tuple[int, int]:
   if flags["lr_schedule"].startswith("wsd"):
     return first, last - plan["decay_updates"]
   return (first, last) if flags["lr_schedule"] == "constant" else (1, 0)
-
-
-def _has_fallen(reports: list[dict], first: int, step: int) -> bool:
-  """Whether the rate fell at the last report from `first` to `step`."""
-  # So it does where the run once ended, if it was then continued.
-  rates = []
-  for report in reports:
-    if first <= report["global_step"] <= step and "learning_rate" in report:
-      rates.append(report["learning_rate"])
-  return len(rates) > 1 and rates[-1] < rates[-2]
 
 
 def origin_of(config) -> Description:

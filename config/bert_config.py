@@ -52,10 +52,8 @@ _COUNT = (lambda n: type(n) is int and n >= 0), "an int, 0 or more"
 _BOOL = (lambda b: isinstance(b, bool)), "a bool"
 
 
-def _is_activation(value) -> bool:
-  if value is None or callable(value):
-    return True
-  return isinstance(value, str) and value.lower() in ACTIVATION_NAMES
+def _is_activation(name) -> bool:
+  return name is None or callable(name) or str(name).lower() in ACTIVATION_NAMES
 
 
 _ACTIVATION = _is_activation, f"one of {ACTIVATION_NAMES}"

@@ -79,25 +79,16 @@ def test_resumed_equals_never_stopped(dynamic_run, tmp_path, stop, block):
   With dropout, micro-batches, packed records and masks drawn on reading.
   """
   tiny_run, global_batch = dynamic_run
-  settings = dict(
-    dropout=0.1,
-    train_batch_size=12,
-    global_batch_size=global_batch,
-    save_checkpoints_steps=stop,
+  masks = MaskConfig(masked_lm_prob=(0.3, 0.1), do_whole_word_mask=False)
+  _, resumed = resuming.compare(
+    tiny_run, tmp_path, [resuming.killed_after(stop + 2)], dropout=0.1,
+    train_batch_size=12, global_batch_size=global_batch, masks=masks,
+    max_predictions_per_seq=None, save_checkpoints_steps=stop,
     shuffle_block_records=block,  # of 1: two windows an epoch
-    masks=MaskConfig(masked_lm_prob=(0.3, 0.1), do_whole_word_mask=False),
-    max_predictions_per_seq=None,
-  )
-  whole, folder = tmp_path / "whole", tmp_path / "stopped"
-  runs.pretrain(tiny_run, whole, **settings)
-  with runs.ended_after(stop + 2):
-    runs.pretrain(tiny_run, folder, **settings)
-  assert runs.metrics(folder, "global_step") == list(range(1, stop + 3))
-  resumed = runs.pretrain(tiny_run, folder, **settings)
-  assert resumed["training"]["updates"] == 20 - stop
-  assert runs.metrics(folder) == runs.metrics(whole)
-  assert runs.metrics(folder, "global_step") == list(range(1, 21))
-  runs.assert_equal(runs.weights(folder), runs.weights(whole))
+  )  # fmt: skip
+  assert runs.metrics(resumed, "global_step") == list(range(1, 21))
+  start = runs.read_json(resumed, "run.json")["runs"][-1]
+  assert start["first_update"] == stop
 
 
 @pytest.mark.parametrize(
@@ -108,26 +99,15 @@ def test_stopped_by_a_signal_equals_never_stopped(
   tiny_run, tmp_path, capfd, micro_batch, asked_at
 ):
   """Between updates, and in the second of an update's three micro-batches."""
-  whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-  settings = dict(
-    dropout=0.1, train_batch_size=micro_batch, precision="fp16",
-    loss_scale=dict(loss_scale_window=5),
+  whole, _ = resuming.compare(
+    tiny_run, tmp_path, [resuming.signalled_at(asked_at)],
+    keys=("loss", "loss_scale"), dropout=0.1, train_batch_size=micro_batch,
+    precision="fp16", loss_scale=dict(loss_scale_window=5),
   )  # fmt: skip
-  runs.pretrain(tiny_run, whole, **settings)
-  result = resuming.run_with_signal(
-    asked_at, "own_stop_vote", tiny_run, stopped, **settings
-  )
-  assert result["training"]["stopped"]
-  assert result["training"]["updates"] == 8
+  assert len(set(runs.metrics(whole, "loss_scale"))) > 2
   err = capfd.readouterr().err
   assert "SIGTERM: saving after this update, then stopping" in err
   assert "stopped as asked before update 9, saved: the same command" in err
-  result = runs.pretrain(tiny_run, stopped, **settings)
-  assert not result["training"]["stopped"]
-  for key in ("loss", "loss_scale", "global_step"):
-    assert runs.metrics(stopped, key) == runs.metrics(whole, key)
-  assert len(set(runs.metrics(whole, "loss_scale"))) > 2
-  runs.assert_equal(runs.weights(stopped), runs.weights(whole))
 
 
 @pytest.mark.parametrize(
@@ -1257,22 +1237,12 @@ def test_a_run_that_could_not_learn_is_refused(tiny_run, tmp_path):
   assert not (tmp_path / "two").exists()
 
 
-@pytest.mark.parametrize(
-  "ending",
-  [
-    ".data-00000-of-00001",
-    pytest.param(".index", marks=pytest.mark.slow),
-    pytest.param(".json", marks=pytest.mark.slow),
-  ],
-)
-@pytest.mark.parametrize(
-  "how",
-  [
-    "cut",
-    pytest.param("changed", marks=pytest.mark.slow),
-    pytest.param("gone", marks=pytest.mark.slow),
-  ],
-)
+DAMAGED = (".data-00000-of-00001", ".index", ".json")
+DAMAGES = [(end, how) for end in DAMAGED for how in ("cut", "changed", "gone")]
+SLOW = [pytest.param(*damage, marks=pytest.mark.slow) for damage in DAMAGES[1:]]
+
+
+@pytest.mark.parametrize("ending, how", [DAMAGES[0], *SLOW])
 def test_a_damaged_checkpoint_is_told_and_the_one_before_used(
   tiny_run, tmp_path, capfd, ending, how
 ):
