@@ -7,7 +7,10 @@ multiplications; the other parts stay float32 unless --precision_policy says so.
 """
 
 import dataclasses
+import time
 from collections.abc import Iterable
+
+import numpy as np
 
 from common.tensorflow_v1 import OPTIONAL_VARIABLES, tf
 from config.precision import PARTS, LossScaleConfig, types_of_parts
@@ -58,6 +61,34 @@ def make_policy(precision: str, changes: Iterable[str] = ()) -> Policy:
 def policy_of(config: RunConfig) -> Policy:
   """The policy of a run."""
   return make_policy(config.precision, config.precision_policy)
+
+
+_ROWS, _COLUMNS = 512, 1024  # of the matrices that `faster_type` multiplies
+_TRIES = 5
+# bf16 must gain this much: casts, which are not measured, cost time, too.
+_GAIN = 1.2
+
+
+def faster_type(session_config: tf.ConfigProto) -> tuple[str, float]:
+  """bf16 or fp32, and how many times as fast bf16 multiplies matrices here."""
+  rng, best = np.random.default_rng(0), dict.fromkeys(("fp32", "bf16"), np.inf)
+  with tf.Graph().as_default(), tf.Session(config=session_config) as session:
+    products = {}
+    for name in best:
+      factors = []
+      for rows in (_ROWS, _COLUMNS):
+        values = rng.standard_normal([rows, _COLUMNS], np.float32)
+        factors.append(tf.Variable(tf.cast(values, _DTYPES[name])))
+      products[name] = tf.matmul(*factors).op
+    session.run(tf.global_variables_initializer())
+    # In turns, so that other load of the machine meets both.
+    for _ in range(1 + _TRIES):
+      for name, product in products.items():
+        start = time.perf_counter()
+        session.run(product)
+        best[name] = min(best[name], time.perf_counter() - start)
+  ratio = best["fp32"] / best["bf16"]
+  return "bf16" if ratio >= _GAIN else "fp32", ratio
 
 
 class StaticLossScale:

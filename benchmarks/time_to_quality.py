@@ -52,7 +52,6 @@ from benchmarks import measuring
 from checkpoints import metrics, run_folder
 from common import input_files, json_files, processes
 from common.files import file_sha256
-from tools.quickstart import best_precision
 from training import divergence
 from training.next_steps import python
 from workers.pool import available_cores
@@ -226,7 +225,7 @@ def digest_of(*values) -> str:
 
 def precision_of(arm: dict) -> str:
   """In which an arm is trained."""
-  return arm.get("train", {}).get("precision") or best_precision()
+  return arm.get("train", {}).get("precision", "auto")
 
 
 def machine(arm: dict) -> dict:

@@ -11,6 +11,7 @@ from common.errors import UserError
 from common.settings import setting
 
 TYPES = ("fp32", "fp16", "bf16")
+AUTO = "auto"  # of --precision: bf16 where it is measured to be faster
 # Matrix multiplications: --precision is theirs.
 MATMUL_PARTS = ("attention", "feed_forward", "heads")
 PARTS = (
@@ -24,7 +25,9 @@ def types_of_parts(precision: str, changes: Iterable[str]) -> dict[str, str]:
 
   `changes` are "part=type" each; `UserError` for one of another form.
   """
-  types = dict.fromkeys(PARTS, "fp32") | dict.fromkeys(MATMUL_PARTS, precision)
+  types = dict.fromkeys(PARTS, "fp32")
+  if precision != AUTO:  # it is not measured yet
+    types |= dict.fromkeys(MATMUL_PARTS, precision)
   changed = set()
   for change in changes:
     part, _, name = change.partition("=")

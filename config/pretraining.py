@@ -24,7 +24,13 @@ from config.lr_schedule import (
   Schedule,
   scale_peak,
 )
-from config.precision import PARTS, TYPES, LossScaleConfig, types_of_parts
+from config.precision import (
+  AUTO,
+  PARTS,
+  TYPES,
+  LossScaleConfig,
+  types_of_parts,
+)
 from records import data_set, masking, record_order
 
 _task, _data, _model = map(in_group, ("What to do", "Data", "Model"))
@@ -114,7 +120,9 @@ class RunConfig:
   optimizer: optimizers.OptimizerConfig = _rate()
   precision: str = _precision("fp32",
     "Type of the matrix multiplications. Variables, softmax, GELU, layer norm, "
-    "losses and the optimizer stay float32.", choices=TYPES)
+    "losses and the optimizer stay float32. auto: bf16 if a measurement at the "
+    "start finds it faster here, else fp32; a run that resumes keeps its own.",
+    choices=(*TYPES, AUTO))
   precision_policy: tuple = _precision((),
     "Types of parts of the network that differ from --precision, as "
     f"part=type,... The parts are {', '.join(PARTS)}; the "

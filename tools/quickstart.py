@@ -193,17 +193,6 @@ def ranks_here(ranks: int) -> int:
   return min(ranks, len(gpus()) or ranks)
 
 
-def best_precision() -> str:
-  """bf16 if this machine multiplies it faster than float32, else fp32."""
-  if gpus():
-    fast = min(gpus()) >= 8.0  # since Ampere
-  else:
-    with open("/proc/cpuinfo", encoding="utf-8") as f:
-      flags = f.read().split()
-    fast = "avx512_bf16" in flags or "amx_bf16" in flags
-  return "bf16" if fast else "fp32"
-
-
 def pretraining_command(paths: Paths, ranks: int, updates: int) -> list[str]:
   """The command that pre-trains and evaluates, under horovodrun if on ranks.
 
@@ -217,7 +206,7 @@ def pretraining_command(paths: Paths, ranks: int, updates: int) -> list[str]:
     eval_input_file=paths.shards("heldout"), output_dir=paths.pretrain,
     global_batch_size=batch,
     train_batch_size=-(-batch // ranks),  # the last rank may have fewer
-    precision=best_precision(),
+    precision="auto",
     # docs/results.md has what these bring, and where they fail.
     masked_lm_prob="0.3:0.15", beta_2=0.999, initial_weights="informed",
     learning_rate=3e-3,

@@ -381,6 +381,7 @@ def run(config, about: Sequence[str], build: Callable) -> None:
   tf.config.list_physical_devices()  # TensorFlow starts before the first line
   comm, begun = distributed.Comm(), training_plan.Stage()
   say(comm, *about)
+  config = training_run.with_precision(config, comm)
   if not config.stages:
     source = None
     if config.input_file:

@@ -1,6 +1,7 @@
 """One run of a run_*.py around `train_loop`: its graph, start, folder, end."""
 
 import contextlib
+import dataclasses
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -8,13 +9,14 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 import mixed_precision
-from checkpoints import agreement, checkpointing, run_folder
+from checkpoints import agreement, checkpointing, description, run_folder
 from checkpoints.run_folder import is_written
 from checkpoints.snapshot import Snapshot
 from common import nvidia
 from common.console import say
 from common.errors import STOPPED_STATUS, UserError, end_on_signals
 from common.tensorflow_v1 import tf
+from config.precision import AUTO
 from gradients import distributed
 from model import sampled_softmax
 from training import closing, elastic, profiling, resume, services, train_loop
@@ -40,7 +42,7 @@ def start(command, job: Callable) -> None:
     if comm.is_root and not config:  # the first rank 0 was lost at once
       command.configure()
       config = command.config
-    config = comm.from_root(config)
+    config = with_precision(comm.from_root(config), comm)
     if comm.elastic:
       check_elastic(config, tensor_parallel)
     return job(config, comm, *state)
@@ -48,6 +50,23 @@ def start(command, job: Callable) -> None:
   result = elastic.run(world, comm) if comm.elastic else world(comm)
   if result["training"] and result["training"]["stopped"]:
     sys.exit(STOPPED_STATUS)
+
+
+def with_precision(config, comm):
+  """The config with a type in the place of --precision=auto, on all ranks."""
+  if config.precision != AUTO:
+    return config
+  answer = None
+  if comm.is_root:
+    run = description.read(config.output_dir or "").training
+    if run:
+      answer = run["flags"]["precision"], "as this run began"
+    else:
+      name, ratio = mixed_precision.faster_type(session_config(config, comm))
+      answer = name, f"bf16 multiplies {ratio:.2f} times as fast as fp32 here"
+  name, why = comm.from_root(answer)
+  say(comm, f"--precision=auto: {name} ({why})")
+  return dataclasses.replace(config, precision=name)
 
 
 def precision_line(config, on_gpu: bool) -> str:

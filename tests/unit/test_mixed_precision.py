@@ -5,6 +5,7 @@ import types
 
 import numpy as np
 import pytest
+import runs
 import tiny_models
 from tiny_models import B, S, as_tensors, ragged_batch, tiny_config
 
@@ -14,6 +15,7 @@ from common.errors import UserError
 from common.tensorflow_v1 import tf
 from config.precision import PARTS, LossScaleConfig
 from finetuning.squad import span_logits
+from gradients import distributed
 from mixed_precision import DynamicLossScale
 from model import kernels
 from training import training_run
@@ -275,3 +277,24 @@ def test_the_process_computes_as_asked(monkeypatch, on, gpus):
   with training_run.graph(arithmetic(tf32=on, deterministic=on)):
     pass
   assert asked == [on] + ["deterministic"] * (on and bool(gpus))
+
+
+def test_auto_is_measured_once_and_kept_by_the_run(
+  tiny_run, tmp_path, monkeypatch, capsys
+):
+  """All ranks take the root's answer; a resumed run takes its own."""
+  comm = distributed.Comm()
+  name, ratio = mixed_precision.faster_type(None)
+  assert name == ("bf16" if ratio >= 1.2 else "fp32") and ratio > 0
+  for best in ("bf16", "fp32"):
+    monkeypatch.setattr(
+      mixed_precision, "faster_type", lambda _, best=best: (best, 2.0)
+    )
+    config = runs.config(tiny_run, tmp_path / best, precision="auto")
+    assert training_run.with_precision(config, comm).precision == best
+    assert "multiplies 2.00 times" in capsys.readouterr().err
+  run = tmp_path / "run"
+  runs.pretrain(tiny_run, run, precision="bf16")
+  config = runs.config(tiny_run, run, precision="auto")
+  assert training_run.with_precision(config, comm).precision == "bf16"
+  assert "as this run began" in capsys.readouterr().err
