@@ -207,13 +207,6 @@ def evaluate(arm: dict, model: str, config: str, folder: str) -> dict:
   return found
 
 
-def matmul_rate() -> float:
-  """GFLOP/s of float32 products of 1024 x 1024, all cores; a median of 9."""
-  a = np.ones([1024, 1024], np.float32)
-  seconds = [measuring.seconds_of(lambda: a @ a) for _ in range(10)]
-  return round(2 * 1024**3 / statistics.median(seconds[1:]) / 1e9, 1)
-
-
 def digest_of(*values) -> str:
   """Digest of settings and the text: results of others do not count."""
   found = hashlib.sha256(json.dumps(values).encode())
@@ -254,6 +247,10 @@ def measure(name: str, arm: dict, budget: float, seed: int) -> dict:
   folder = os.path.join(
     FLAGS.output_dir, "runs", f"{name}-{budget:g}-{seed}-{digest}"
   )
+  # Of 1024 x 1024 in float32, by all cores.
+  a = np.ones([1024, 1024], np.float32)
+  products = [measuring.seconds_of(lambda: a @ a) for _ in range(10)]
+  product = statistics.median(products[1:])
   line = {
     "arm": name,
     "digest": digest,
@@ -261,7 +258,7 @@ def measure(name: str, arm: dict, budget: float, seed: int) -> dict:
     "seed": seed,
     **machine(arm),
     "git": run_folder.versions()["git"],
-    "matmul_gflop_per_second": matmul_rate(),
+    "matmul_gflop_per_second": round(2 * 1024**3 / product / 1e9, 1),
     "minutes": budget,
   }
   made = train(arm, budget, seed, folder)

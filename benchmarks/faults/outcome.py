@@ -77,7 +77,8 @@ def read(folder: str, setting, starts: int, last_update: int) -> Outcome:
 def compare(got: Outcome, want: Outcome) -> tuple[list[str], int, int]:
   """(differences in words, records lost, records repeated)."""
   problems = list(got.redone)
-  if unequal := _unequal(got.arrays, want.arrays, _same_bits):
+  same_bits = lambda a, b: a.dtype == b.dtype and a.tobytes() == b.tobytes()
+  if unequal := _unequal(got.arrays, want.arrays, same_bits):
     problems.append(f"{len(unequal)} arrays differ, as {unequal[0]}")
   if unequal := _unequal(got.reports, want.reports):
     problems.append(f"metrics.jsonl differs in updates {unequal[:5]}")
@@ -124,7 +125,3 @@ def _unequal(got: dict, want: dict, same=lambda a, b: a == b) -> list:
   both = got.keys() & want.keys()
   differ = {key for key in both if not same(got[key], want[key])}
   return sorted(differ | (got.keys() ^ want.keys()))
-
-
-def _same_bits(a, b) -> bool:
-  return a.dtype == b.dtype and a.tobytes() == b.tobytes()

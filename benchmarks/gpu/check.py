@@ -92,6 +92,9 @@ def count(config: PretrainingConfig, comm) -> dict:
     f"{op.type} {op.inputs[0].dtype.name if op.inputs else ''}".strip()
     for op in placed.without_kernel
   )
+  in_layers = [
+    op for op in placed.without_kernel if placement.PER_LAYER.search(op.name)
+  ]
   megabytes = {
     name: round(sum(map(placement.size, tensors)) / 1e6, 1)
     for name, tensors in (
@@ -114,7 +117,7 @@ def count(config: PretrainingConfig, comm) -> dict:
     "to_host": len(placed.to_host),
     **megabytes,
     "without_kernel": dict(missing.most_common()),
-    "without_kernel_in_layers": len(placed.per_layer()),
+    "without_kernel_in_layers": len(in_layers),
   }
 
 

@@ -58,13 +58,6 @@ def _size(shape) -> float:
   return math.prod(dims) * bits / 8
 
 
-def _shapes(text: str) -> list:
-  return [
-    (kind, [int(n) for n in dims.split(",") if n])
-    for kind, dims in _SHAPE.findall(text)
-  ]
-
-
 def _closing(text: str) -> int:
   """Where the bracket closes that `text` begins with."""
   depth = 0
@@ -82,7 +75,10 @@ def _instruction(text: str) -> Instruction:
   text = text[len(opcode) :]
   end = _closing(text)
   operands = re.findall(r"%([\w.-]+)", text[:end])
-  return Instruction(_shapes(result), opcode, operands, text[end + 1 :])
+  shapes = []
+  for kind, sizes in _SHAPE.findall(result):
+    shapes.append((kind, [int(n) for n in sizes.split(",") if n]))
+  return Instruction(shapes, opcode, operands, text[end + 1 :])
 
 
 class Module:

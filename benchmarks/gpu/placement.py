@@ -36,7 +36,7 @@ _FREE = frozenset(
 )
 
 # Ops of a layer: with one of these in the wrong place every layer waits.
-_PER_LAYER = re.compile(r"/layer_\d+/")
+PER_LAYER = re.compile(r"/layer_\d+/")
 
 
 class _Kernel(NamedTuple):
@@ -126,11 +126,12 @@ class Placement:
       if not kernel and not _is_held(op)
     ]
     self._find_crossings(fetches)
-    self.launched = [
-      op
-      for op in self.ops
-      if self._on_gpu[op] and op.type not in _FREE and self._touches_device(op)
-    ]
+    self.launched = []
+    for op in self.ops:
+      in_memory = self._in_device_memory(op, True)
+      in_memory += self._in_device_memory(op, False)
+      if self._on_gpu[op] and op.type not in _FREE and any(in_memory):
+        self.launched.append(op)
 
   def _find_homes(self) -> None:
     """Ops that share a variable or are colocated have one home."""
@@ -179,11 +180,6 @@ class Placement:
       )
     ]
 
-  def _touches_device(self, op) -> bool:
-    return any(
-      self._in_device_memory(op, True) + self._in_device_memory(op, False)
-    )
-
   def _find_crossings(self, fetches) -> None:
     made = {}
     for op in self.ops:
@@ -205,10 +201,6 @@ class Placement:
       if isinstance(tensor, tf.Tensor) and made[tensor.ref()]:
         to_host[tensor.ref()] = tensor
     self.to_device, self.to_host = [*to_device.values()], [*to_host.values()]
-
-  def per_layer(self) -> list:
-    """The ops of layers that have no kernel for the GPU."""
-    return [op for op in self.without_kernel if _PER_LAYER.search(op.name)]
 
 
 def _is_held(op) -> bool:

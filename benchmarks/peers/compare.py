@@ -11,7 +11,6 @@ told to, one after another, so that all see the machine in the same moods.
 Prints one JSON line for each precision; a ratio is the median over rounds.
 """
 
-import functools
 import os
 import statistics
 import sys
@@ -89,16 +88,11 @@ def step_commands(precision: str, bert: BertConfig, paths: dict) -> dict:
   return sides
 
 
-def median_seconds(worker: turns.Worker) -> float:
-  """Median seconds of a round's updates."""
-  return statistics.median(worker.ask()["seconds"])
-
-
 def compare(commands: dict) -> dict:
   """Runs all rounds; what a JSON line says."""
   with turns.workers(commands) as workers:
     cases = {
-      name: functools.partial(median_seconds, worker)
+      name: lambda worker=worker: statistics.median(worker.ask()["seconds"])
       for name, worker in workers.items()
     }
     seconds = measuring.in_turns(cases, measuring.size(FLAGS.rounds, 1))
