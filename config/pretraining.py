@@ -293,16 +293,13 @@ class RunConfig:
 
   def planned_schedule(self, plan: training_plan.TrainingPlan) -> Schedule:
     return Schedule(
-      peak=scale_peak(self.learning_rate, self.lr_scaling, plan.ranks),
-      total=plan.stage.total_updates or plan.updates,
-      warmup=plan.warmup_updates,
-      name=self.lr_schedule,
-      power=self.lr_power,
-      decay_rate=self.lr_decay_rate,
+      scale_peak(self.learning_rate, self.lr_scaling, plan.ranks),
+      plan.stage.total_updates or plan.updates, plan.warmup_updates,
+      name=self.lr_schedule, power=self.lr_power,
+      decay_rate=self.lr_decay_rate, offset=self.lr_offset,
       decay_steps=training_plan.rounded_up(self.lr_decay_steps / plan.divisor),
-      offset=self.lr_offset,
       cooldown=plan.decay_updates,
-    )
+    )  # fmt: skip
 
   def flags_for(
     self, plan: training_plan.TrainingPlan, global_batch: int

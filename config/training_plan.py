@@ -237,19 +237,11 @@ def resolve(
     decay_updates = rounded_up(num_decay_steps / divisor)
     decay_updates = min(decay_updates, updates - warmup_updates)
   return TrainingPlan(
-    mode=mode,
-    ranks=ranks,
-    micro_batch=micro_batch,
-    accumulation=accumulation,
-    records_per_update=global_batch,
-    updates=updates,
-    warmup_updates=warmup_updates,
-    decay_updates=decay_updates,
-    records=records,
-    divisor=divisor,
-    packing_factor=packing_factor,
+    mode, ranks, micro_batch, accumulation, records_per_update=global_batch,
+    updates=updates, warmup_updates=warmup_updates, decay_updates=decay_updates,
+    records=records, divisor=divisor, packing_factor=packing_factor,
     steps=num_train_steps,
-  )
+  )  # fmt: skip
 
 
 def _check_shared(

@@ -105,15 +105,10 @@ class Source:
 
   def lines(self) -> list[str]:
     """The checkpoint and what is assumed, for the console."""
-    if self.is_export:
-      return self.assumed()
-    return [f"{self.path} ({self.chosen})", *self.assumed()]
-
-  def assumed(self) -> list[str]:
-    """Lines about what no file says."""
+    title = [] if self.is_export else [f"{self.path} ({self.chosen})"]
     task_file = os.path.join(self.folder, TASK_FILE)
     answers = assumed_answers(self.task, task_file)
-    return [*self.notes, *self.assumed_case, *answers]
+    return [*title, *self.notes, *self.assumed_case, *answers]
 
   def tokenizer(self) -> Encoder:
     if not self.vocabulary:

@@ -30,7 +30,6 @@ WRONG = [
     "--config_json=nowhere: [Errno 2] No such file or directory: 'nowhere'\n",
   ),
   ("run_classifier.py --num_train_epochs=a", "--num_train_epochs=a: must be a"),
-  (f"run_squad.py {FINETUNE}", "nowhere.json: No such file or directory"),
   (f"run_ner.py {FINETUNE}", "nowhere.json: No such file or directory"),
   ("predict.py nowhere x", "nowhere: no such model"),
   ("convert_checkpoint.py nowhere", "--output is missing; see --help"),

@@ -410,9 +410,8 @@ def test_segment_ids_may_be_left_out(tiny_run, tmp_path):
 def test_records_without_pairs_teach_no_next_sentence(packed_run, tmp_path):
   (tiny, _), run = packed_run, tmp_path / "run"
   change_manifest(tmp_path, settings={"objective": "mlm"})
-  for flags in ({"objective": "mlm_nsp"}, {"segment_ids": True}):
-    with pytest.raises(data_set.DataError, match="have no pairs of segments"):
-      runs.pretrain(tiny, run, **flags)
+  with pytest.raises(data_set.DataError, match="have no pairs of segments"):
+    runs.pretrain(tiny, run, segment_ids=True)
   runs.pretrain(tiny, run, num_train_steps=1, num_warmup_steps=0)
   (report,) = metrics.read_jsonl(str(run / metrics.METRICS_FILE))
   assert report["loss"] > 0 and "next_sentence_loss" not in report
@@ -426,9 +425,7 @@ def test_records_of_two_kinds_need_an_objective(packed_run, tmp_path):
     bert_config_file=tiny, output_dir=f"{tmp_path}/run",
     input_file=f"{files},{tmp_path}/more/*.tfrecord",
   )  # fmt: skip
-  with pytest.raises(
-    UserError, match="for mlm.*: give records of one kind, or"
-  ):
+  with pytest.raises(UserError, match="for mlm.*: give records of one kind"):
     settled_flags(**given)
   assert settled_flags(objective="mlm", **given)[0].objective == "mlm"
 
