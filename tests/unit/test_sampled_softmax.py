@@ -162,4 +162,4 @@ def test_an_evaluation_uses_all_words(tiny_run, tmp_path):
     ({"tensor_parallel": 2}, "--sampled_softmax does not go with"),
   ):
     with pytest.raises(UserError, match=words):
-      runs.config(tiny_run, tmp_path, **{"sampled_softmax": 9, **changes})
+      runs.pretrain(tiny_run, tmp_path, **{"sampled_softmax": 9, **changes})
