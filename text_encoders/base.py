@@ -115,6 +115,7 @@ class Encoder:
   marks_spaces: bool
   mark: str
   remedy = "tools.train_tokenizer makes one that has them"
+  has_default_template = False  # instead of a file's own, which has none
   joiner = ""  # what a line needs that goes on after another
   tokens: list[str]
   texts: list[str]  # the tokens for people, with marks

@@ -201,6 +201,12 @@ def load(
   lower, _, lines = choose_case(cases, do_lower_case, path)
   encoder = kinds.load_tokenizer(**files, do_lower_case=lower)
   compare(encoder, path)
+  if encoder.has_default_template:
+    cls, sep = encoder.special["cls"], encoder.special["sep"]
+    lines.append(
+      f"{path}: it adds no special tokens: a text becomes {cls} text {sep} "
+      "here, and in what convert_checkpoint.py writes"
+    )
   texts = {*encoder.texts}.difference(base.SPECIAL_TOKENS)
   cased = sum(encoder.lower(text) != text for text in texts)
   if lower and cased > encoder.vocab_size // 20:

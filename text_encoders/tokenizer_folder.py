@@ -72,6 +72,7 @@ class TokenizerFolder(NamedTuple):
   # The special tokens' ids, of n texts before, between and after them: n + 1
   # lists.
   around: dict[int, list[list[int]]]
+  has_default_template: bool  # `around` is BERT's, since the file has nothing
   is_changed: bool  # whether tokenizer.json alone gives other tokens
 
 
@@ -115,7 +116,8 @@ def read(file: str) -> TokenizerFolder:
   around = {}
   for count in (1, 2):
     around[count] = _around(file, content["post_processor"], count)
-  if not any(around[2]) and {"cls", "sep"} <= special.keys():
+  adds_none = not any(around[2]) and {"cls", "sep"} <= special.keys()
+  if adds_none:
     # The file adds no special tokens; this project always does.
     cls, sep = special["cls"], special["sep"]
     template = bert_template(cls, sep, ids)
@@ -126,7 +128,9 @@ def read(file: str) -> TokenizerFolder:
     around = {1: [[ids[cls]], [ids[sep]]]}
     around[2] = [*around[1], [ids[sep]]]
   is_changed = content != before or has_merges(file)
-  return TokenizerFolder(content, config, special, around, is_changed)
+  return TokenizerFolder(
+    content, config, special, around, adds_none, is_changed
+  )
 
 
 def with_space_before(folder: TokenizerFolder) -> TokenizerFolder:

@@ -63,6 +63,7 @@ class HuggingFaceEncoder(base.Encoder):
 
   def __init__(self, file: str, do_lower_case: bool = False):
     self._folder = folder = tokenizer_folder.read(file)
+    self.has_default_template = folder.has_default_template
     roles, self._templates = folder.special, {}
     for count, around in folder.around.items():
       self._templates[count] = [np.array(ids, np.int32) for ids in around]

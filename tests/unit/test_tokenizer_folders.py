@@ -88,6 +88,8 @@ def test_a_folder_is_read_and_written_as_transformers_does(tmp_path, name):
   ids, want = ids_of(encoder), KEPT[name]
   if name in WITHOUT_TEMPLATE:
     assert ids["single"] != want["single"]
+    _, lines = tokenizer_files.load({"tokenizer_file": encoder.file}, None)
+    assert "it adds no special tokens" in lines[0]
     want = with_default_template(want, encoder)
   assert ids == want
   # What is published alone gives these ids, without its config beside it.
