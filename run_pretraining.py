@@ -263,14 +263,13 @@ def pretrain_stage(
 
   def build():
     task = training_task(config, comm, staged) if config.do_train else None
+    evaluate: Evaluator | None = None
+    if config.do_eval:
+      evaluate = evaluator(config, comm, task and task.source)
     job = train_loop.Job(
       best_by=metrics.BEST_BY,
       task=task,
-      evaluate=(
-        evaluator(config, comm, task and task.source)
-        if config.do_eval
-        else None
-      ),
+      evaluate=evaluate,
       begin=task
       and functools.partial(
         run_folder.keep_vocabulary, config, task.source.manifests

@@ -243,7 +243,8 @@ class RunConfig:
   def from_flags(cls, flags) -> Self:
     """The config of flags alone: no folder of a model is looked at."""
     present, in_files, contents = cls.read_flags(flags)
-    return settings.make(cls, in_files | present, contents)
+    defaults = {name: flags[name].value for name in flags}
+    return settings.make(cls, defaults | in_files | present, contents)
 
   @classmethod
   def defaults(cls, task: dict, present: dict) -> dict:
