@@ -96,7 +96,9 @@ def create(
     "version": _PLAN_VERSION,
   }
   del plan["workers"]
-  job = work_dir.Job(settings.work_folder, plan, "--output_file")
+  job = work_dir.Job(
+    settings.work_folder, plan, "--output_file", settings.folder
+  )
   return share(make, job, worker, settings.workers.num_workers)
 
 

@@ -178,7 +178,7 @@ def prepare(
     work.await_publishing()
     settings.output(cleaning.REPORT).write(summary.page().encode())
     if settings.dry_run:
-      work.attempt.finish()
+      work.attempt.finish(outputs=[cleaning.REPORT])
       return _lines(summary, settings)
     names = [cleaning.TRAIN, cleaning.REMOVED]
     is_english = settings.language == "en"
@@ -201,7 +201,9 @@ def prepare(
     "dry_run": settings.dry_run,
     "version": _PLAN_VERSION,
   }
-  job = work_dir.Job(train.work_folder(), plan, "--output_dir")
+  job = work_dir.Job(
+    train.work_folder(), plan, "--output_dir", settings.output_dir
+  )
   return share(make, job, worker, settings.workers.num_workers)
 
 

@@ -30,8 +30,8 @@ class WorkerSettings:
     "horovodrun, Slurm or a Kubernetes Indexed Job says.", low=0)
   run: str = setting("",
     "Name of this start of --workers, the same for all of them and another for "
-    "the next start. A worker that comes when its run has ended does nothing. "
-    "Default: the job's number in Slurm, the job's name in Kubernetes.")
+    "the next start. A worker that comes when its run's files are there does "
+    "nothing. Default: the job's number in Slurm, its name in Kubernetes.")
   # fmt: on
 
   def __post_init__(self):
@@ -46,10 +46,13 @@ class _Launcher(NamedTuple):
   workers: str = ""  # number of workers; "": --workers says it
   first: str = ""  # the number of the first worker, if it is not 0
   local: str = ""  # number of workers on this machine
+  step: str = ""  # set in what it started; "": in all that has a number
+  shell: str = ""  # set also in a shell that a person works in
 
 
-# The first whose variable `worker` is set counts: horovodrun may run in a job
-# of Slurm, and a task of a Slurm array has a SLURM_PROCID, too.
+# The first that started this process counts: horovodrun may run in a job of
+# Slurm, and a task of a Slurm array has a SLURM_PROCID, too, as has the shell
+# of any batch script.
 _LAUNCHERS = (
   _Launcher(
     "HOROVOD_RANK",
@@ -60,16 +63,31 @@ _LAUNCHERS = (
     "SLURM_ARRAY_TASK_ID", ("SLURM_ARRAY_JOB_ID",),
     "SLURM_ARRAY_TASK_COUNT", first="SLURM_ARRAY_TASK_MIN",
   ),
-  _Launcher("SLURM_PROCID", ("SLURM_JOB_ID", "SLURM_STEP_ID"), "SLURM_NTASKS"),
+  _Launcher(
+    "SLURM_PROCID", ("SLURM_JOB_ID", "SLURM_STEP_ID"), "SLURM_NTASKS",
+    step="SLURM_STEP_ID", shell="SLURM_PTY_PORT",
+  ),
   # A pod of an Indexed Job has the host name JOB-INDEX.
   _Launcher("JOB_COMPLETION_INDEX", ("HOSTNAME",)),
 )  # fmt: skip
 _NONE = _Launcher("", ())
 
 
+def _launcher_of(environ: Mapping[str, str]) -> _Launcher:
+  """What started this very process together with others, or `_NONE`."""
+  # Steps that are started in a shell of srun --pty have its variables, too.
+  is_task = environ.get("SLURM_TASK_PID") == str(os.getpid())
+  for row in _LAUNCHERS:
+    is_started = not row.step or row.step in environ
+    in_shell = row.shell in environ and not is_task
+    if environ.get(row.worker, "").isdigit() and is_started and not in_shell:
+      return row
+  return _NONE
+
+
 def worker_of(settings: WorkerSettings, environ: Mapping[str, str]) -> Worker:
   """The worker by the flags, or else by the environment; or one alone."""
-  launcher = next((row for row in _LAUNCHERS if row.worker in environ), _NONE)
+  launcher = _launcher_of(environ)
   number, count = settings.worker, settings.workers
   if number is None:
     number = int(environ.get(launcher.worker, 0))

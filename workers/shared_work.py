@@ -121,7 +121,8 @@ class SharedWork(NamedTuple):
       # A worker that was thought to be gone may be moving them, too.
       with contextlib.suppress(FileNotFoundError):
         output.take(source)
-    self.attempt.finish()
+    names = [os.path.basename(output.name) for _, output in moves]
+    self.attempt.finish(outputs=names)
 
 
 class Phase:

@@ -12,10 +12,10 @@ import tempfile
 import time
 import urllib.parse
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
-from common import console, errors, files, json_files
+from common import console, errors, files, json_files, stores
 from workers import leases
 
 # The files and folders of an attempt.
@@ -42,6 +42,7 @@ class Job(NamedTuple):
   folder: str  # holds the attempts
   plan: dict  # JSON values: all that decides the contents of the output
   flag: str  # names the output, for messages
+  output: str = ""  # the folder of what is made, or its URL
 
 
 def alone() -> Worker:
@@ -85,9 +86,10 @@ class Attempt:
         f"give this command another {self._job.flag}"
       )
 
-  def finish(self, error: str = "") -> None:
-    """Tells all workers that nothing is left to do."""
-    json_files.write(os.path.join(self.path, _END), {"error": error})
+  def finish(self, error: str = "", outputs: Iterable[str] = ()) -> None:
+    """Tells all workers that nothing is left to do while `outputs` stay."""
+    end = {"error": error, "outputs": list(outputs)}
+    json_files.write(os.path.join(self.path, _END), end)
 
   def leave(self, worker: Worker) -> None:
     """Deletes the work; the last worker of its run deletes the attempt."""
@@ -161,16 +163,29 @@ def _join_attempt(job: Job, worker: Worker) -> str:
     plan, end = _read_facts(path, _PLAN), _read_facts(path, _END)
     knows_run = os.path.exists(run)
     # A worker that comes late belongs to its run, even when that has ended.
-    if plan == job.plan and (knows_run or not end):
+    is_late = knows_run and _still_counts(end, job, run, worker)
+    if plan == job.plan and (is_late or not end):
       with contextlib.suppress(FileNotFoundError):  # it was just deleted
         if not knows_run:
           os.mkdir(run)
         return path
       continue
-    if plan and (not end or (knows_run and not end["error"])):
+    if plan and not end:
       _abandon(path, plan, job, knows_run)
     if _begin(newest + 1, job, worker):
       return os.path.join(job.folder, str(newest + 1))
+
+
+def _still_counts(end: dict, job: Job, run: str, worker: Worker) -> bool:
+  """Whether the end of an attempt is the end for this worker of it, too."""
+  # Who has seen the error and comes again has most likely done what it says.
+  if end.get("error"):
+    return not os.path.exists(os.path.join(run, str(worker.number)))
+  # The same job may start the work again when its files have been moved.
+  for name in end.get("outputs", ()):
+    if not stores.at(os.path.join(job.output, name)).is_file():
+      return False
+  return True
 
 
 def _newest_attempt(job: Job) -> int:
@@ -196,17 +211,17 @@ def _abandon(path: str, plan: dict, job: Job, is_same_run: bool) -> None:
     if plan.get(key) != job.plan.get(key):
       keys.append(key)
   differences = ", ".join(keys)
-  if is_same_run:
-    raise errors.UserError(
-      f"this worker has other text or settings than the first one of its run "
-      f"({differences}): all machines must see the same files under the same "
-      "names"
-    )
   # A worker on another machine shows only by its beats, so this may take as
   # long as it takes to find that it is lost.
   watch = leases.Watch(path)
   while True:
     alive, gone = watch.look()
+    if alive and is_same_run:
+      raise errors.UserError(
+        f"this worker has other text or settings than the first one of its run "
+        f"({differences}): all machines must see the same files under the same "
+        "names"
+      )
     if alive:
       raise errors.UserError(
         f"{folder}: another process works there ({min(alive)}); wait for it or "

@@ -354,7 +354,7 @@ def test_a_killed_worker_is_replaced_at_once(
 def test_an_error_ends_all_workers(tmp_path, settings_for):
   """Also one that comes later; with the text mended the run starts over.
 
-  Workers of other flags are told.
+  Who has seen it and comes again tries again.
   """
   settings, bad = settings_for(), tmp_path / "a.txt"
   text = bad.read_bytes()
@@ -364,9 +364,42 @@ def test_an_error_ends_all_workers(tmp_path, settings_for):
       creation.create(settings, work_dir.Worker("a", number, 3))
   bad.write_bytes(text)
   assert creation.create(settings, work_dir.Worker("a", 2, 3))
-  creation.create(settings_for(dupe_factor=2), work_dir.Worker("b", 0, 2))
-  with pytest.raises(errors.UserError, match="first one of its run .dupe_"):
-    creation.create(settings, work_dir.Worker("b", 1, 2))
+
+
+def test_done_is_what_is_on_the_disk(tmp_path, settings_for, capfd):
+  """In one job, which a batch script or a pod may start twice."""
+  settings, first = settings_for(num_shards=2), work_dir.Worker("a", 0, 8)
+  other = settings_for(num_shards=2, dupe_factor=2)
+  assert creation.create(settings, first)
+  for late in (first, work_dir.Worker("a", 1, 8)):
+    assert creation.create(settings, late) is None
+  shards = lambda: [
+    path.read_bytes() for path in sorted((tmp_path / "out").glob("train-*"))
+  ]
+  want = shards()
+  for name in ("train-00001-of-00002.tfrecord", "train.manifest.json"):
+    os.unlink(tmp_path / "out" / name)
+    assert creation.create(settings, first)
+    assert shards() == want
+  assert creation.create(other, first)
+  # Two plans at the same time cannot be of one run; one after another can.
+  job = work_dir.Job(settings.work_folder, {"a": 1}, "--output_file")
+  with work_dir.work_folder(job, first) as attempt:
+    with pytest.raises(errors.UserError, match="first one of its run .a, "):
+      creation.create(settings, work_dir.Worker("a", 1, 8))
+    attempt.finish("no text")
+  job = job._replace(folder=f"{tmp_path}/killed")
+  with contextlib.suppress(KeyboardInterrupt):
+    with work_dir.work_folder(job, first):
+      raise KeyboardInterrupt
+  with work_dir.work_folder(job._replace(plan={"a": 2}), first):
+    assert "(a): deleted it" in capfd.readouterr().err
+  # What ended with an error may have been mended without a change of text.
+  with contextlib.suppress(errors.DataError):
+    with work_dir.work_folder(job, first):
+      raise errors.DataError("no pyarrow")
+  with work_dir.work_folder(job, first):
+    pass
 
 
 def test_the_same_command_helps(settings_for, monkeypatch):
@@ -390,7 +423,9 @@ HOROVOD = {
   "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1",
   "HOROVOD_GLOO_RENDEZVOUS_PORT": "80",
 }  # fmt: skip
-STEP = {"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "7"}
+BATCH = {"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "7"}
+STEP = BATCH | {"SLURM_STEP_ID": "2"}
+SHELL = STEP | {"SLURM_PTY_PORT": "1"}
 ARRAY = {
   "SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_TASK_MIN": "1",
   "SLURM_ARRAY_TASK_COUNT": "16", "SLURM_ARRAY_JOB_ID": "6",
@@ -402,7 +437,11 @@ POD = {"JOB_COMPLETION_INDEX": "2", "HOSTNAME": "records-2"}
   "flags, environ, want",
   [
     ({}, HOROVOD, ("10.0.0.1:80", 1, 4, 2)),
-    ({}, STEP, ("7", 3, 8, 1)),
+    ({}, STEP, ("7:2", 3, 8, 1)),
+    # Not a task of a step, but a shell, or started in one; a step of a shell.
+    *(({}, environ, None) for environ in (BATCH, SHELL, {"SLURM_PROCID": ""})),
+    ({}, SHELL | {"SLURM_TASK_PID": str(os.getpid())}, ("7:2", 3, 8, 1)),
+    ({}, SHELL | HOROVOD, ("10.0.0.1:80", 1, 4, 2)),
     ({}, STEP | ARRAY, ("6", 4, 16, 1)),
     ({}, STEP | ARRAY | HOROVOD, ("10.0.0.1:80", 1, 4, 2)),
     ({"workers": 3}, POD, ("records", 2, 3, 1)),
@@ -414,8 +453,9 @@ POD = {"JOB_COMPLETION_INDEX": "2", "HOSTNAME": "records-2"}
 )
 def test_launchers_are_known(flags, environ, want):
   settings = launchers.WorkerSettings(**flags)
-  if isinstance(want, tuple):
-    assert launchers.worker_of(settings, environ) == want
+  if not isinstance(want, str):
+    worker = launchers.worker_of(settings, environ)
+    assert worker == want or (want is None and worker[1:] == (0, 1, 1))
   else:
     with pytest.raises(errors.UserError, match=want):
       launchers.worker_of(settings, environ)
