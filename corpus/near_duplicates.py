@@ -11,9 +11,7 @@ Each piece of a corpus has a folder with its signatures. `edges` connects the
 documents of all pieces, which are numbered in their order, by part of a band's
 keys, and `clusters` joins the edges.
 
-Only to compare, ASCII letters are lower-cased, and what is neither an ASCII
-letter or digit nor a byte above 127 separates words. A Chinese, Japanese or
-Korean character is a word by itself.
+Words are those of `comparable`, for near-duplicates and evaluation sets alike.
 """
 
 import collections
@@ -21,6 +19,8 @@ import functools
 import itertools
 import operator
 import os
+import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -64,6 +64,14 @@ _SEPARATOR = b"\0"
 _NORMALIZED = bytes(
   byte if byte > 127 or chr(byte).isalnum() else 0 for byte in range(256)
 ).lower()
+# Scripts without spaces between words, beside those of `_EAST_ASIAN_FIRST`:
+# Thai and Lao, Burmese, Khmer, Tai and, of four bytes, rare Chinese.
+_UNSPACED = (
+  "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u1950-\u1aaf\U00020000-\U0003ffff"
+)
+_NOT_ASCII = re.compile(r"[^\0-\x7f]+")
+# What NFKC makes of an accent that stands alone, in place of an apostrophe.
+_LONE_ACCENT = re.compile("[ ][\u0300-\u036f]+")
 # The first byte of three that are a Chinese, Japanese or Korean character.
 _EAST_ASIAN_FIRST, _EAST_ASIAN_LAST = 0xE3, 0xED
 _BLOCK_BYTES = 1 << 16  # what a core's cache holds as 64-bit numbers
@@ -87,9 +95,57 @@ def _powers(base: int, log_count: int) -> np.ndarray:
   return np.multiply.accumulate(factors)
 
 
+class _Comparable(dict[int, str]):
+  """What a character that is not ASCII is in `comparable`; made when needed."""
+
+  def __missing__(self, code: int) -> str:
+    kind, text = unicodedata.category(chr(code)), "\0"
+    # Seen by nobody: soft hyphens, joiners, variants of a glyph, and what only
+    # makes a word longer.
+    if kind == "Cf" or 0xFE00 <= code <= 0xFE0F or code in (0x034F, 0x0640):
+      text = ""
+    # 0x02B9 begins the letters that look like quotes.
+    elif kind[0] in "LNM" and not 0x02B9 <= code <= 0x02FF:
+      text = chr(code)
+    self[code] = text
+    return text
+
+
+_COMPARABLE = _Comparable()
+
+
+@functools.cache
+def _unspaced() -> re.Pattern:
+  """A character of `_UNSPACED` with the marks above and below it."""
+  marks = ""
+  for code in range(0x0E00, 0x1AB0):
+    if unicodedata.category(chr(code))[0] == "M":
+      marks += chr(code)
+  return re.compile(f"[{_UNSPACED}][{marks}]*")
+
+
+def comparable(text: bytes) -> bytes:
+  """The words of a text in UTF-8, as a reader compares them, with NULs between.
+
+  Letters have no case, compatible forms are one (NFKC), and whatever is no
+  letter, digit or mark is between words, as all quotes, dashes and spaces are.
+  In scripts without spaces between words a character is a word; of Chinese,
+  Japanese and Korean, which have no NULs between, `_words` knows it.
+  """
+  if not text.isascii():
+    # Case folding can undo what NFKC has composed.
+    folded = unicodedata.normalize("NFKC", text.decode()).casefold()
+    folded = _LONE_ACCENT.sub(" ", unicodedata.normalize("NFKC", folded))
+    folded = _unspaced().sub("\0\\g<0>\0", folded)
+    known = lambda match: match[0].translate(_COMPARABLE)
+    text = _NOT_ASCII.sub(known, folded).encode()
+  return text.translate(_NORMALIZED)
+
+
 def _words(texts: Sequence[bytes]) -> Ragged:
   """A uint64 hash of each word of each text, in order."""
-  content = _SEPARATOR.join([*texts, b""]).translate(_NORMALIZED)
+  texts = list(map(comparable, texts))
+  content = _SEPARATOR.join([*texts, b""])
   firsts, hashes = [np.zeros(0, np.int64)], [np.zeros(0, np.uint64)]
   begin = 0
   while begin < len(content):

@@ -43,7 +43,7 @@ WIKIPEDIA_NOTE = (
   "that notice and licence where you pass the text on."
 )
 _SAMPLE_PIECES = 32  # of about 2 MB
-_PLAN_VERSION = 1
+_PLAN_VERSION = 2  # 1 compared ASCII letters only
 
 _text, _clean = in_group("Text"), in_group("Cleaning")
 
