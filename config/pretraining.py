@@ -360,6 +360,10 @@ class PretrainingConfig(RunConfig):
     "as this flag was given when the model of --output_dir or "
     "--init_checkpoint was trained, else true for mlm_nsp, false for mlm. A "
     "model of --init_checkpoint is evaluated with what it learned.")
+  other_vocabulary: bool = _data(False,
+    "Start from --init_checkpoint although --input_file was made with another "
+    "vocabulary or case than its model: what its embeddings have learned is of "
+    "other words then.", needs="init_checkpoint")
   shuffle_block_records: int = _data(0,
     "Records in one block (a few MB), for data larger than memory: blocks are "
     f"shuffled, and the records of {record_order.WINDOW_BLOCKS} blocks at a "

@@ -1,6 +1,5 @@
 """The settings of a run: its flags, and what its files or its model say."""
 
-import dataclasses
 import os
 from typing import Any, NamedTuple
 
@@ -14,9 +13,10 @@ from config.bert_config import BertConfig, is_preset, read_bert
 from config.pretraining import PretrainingConfig
 from interop import model_source
 from interop.model_source import NOTHING_GIVEN, Given, Located
-from records import data_set, record_files
+from records import data_set, record_files, record_report
 from records.record_files import RecordFiles
 from text_encoders import kinds, tokenizer_files
+from text_encoders.base import TokenizerInfo
 from training import services
 
 
@@ -83,7 +83,9 @@ def configured(
   if kind is PretrainingConfig:
     defaults, lines = _objective(values, trains, origin, records)
     if origin.model and records:
-      lines += other_text(origin.model, records)
+      lines += other_text(
+        origin.model, records, bool(values.get("other_vocabulary"))
+      )
   else:
     defaults, lines = _of_model(flags, origin)
     # The flags that task.json sets; a training may use another task's model.
@@ -259,27 +261,51 @@ def _segments(
   return segments, [f"--{'' if segments else 'no'}segment_ids, as {by}"]
 
 
-def other_text(model: Located, records: RecordFiles) -> list[str]:
-  """A line if records are of another vocabulary or case than a model."""
+def other_text(
+  model: Located, records: RecordFiles, is_meant: bool
+) -> list[str]:
+  """A line if records are of another vocabulary or case than a model.
+
+  `UserError` unless this `is_meant`, by --other_vocabulary.
+  """
   if not records.first:
     return []
-  about, info = model.about, records.first[1].tokenizer
-  before = about.tokenizer
+  path, info = records.first[0], records.first[1].tokenizer
+  before = model.about.tokenizer
+  files: dict[str, str] = {}
   if before:
     digests, lower = {before.sha256}, before.do_lower_case
   else:
-    files = model_source.find_vocabulary(about.task, {}, about.folder)
-    digests = {file_sha256(path) for path in files.values()}
-    lower = about.task.get(
+    files = model_source.find_vocabulary(
+      model.about.task, {}, model.about.folder
+    )
+    digests = {file_sha256(file) for file in files.values()}
+    lower = model.about.task.get(
       "do_lower_case", tokenizer_files.published_case(model.path)
     )
-  if digests <= {info.sha256} and lower in (None, info.do_lower_case):
-    return []
-  text = "other"
-  if lower is not None:
-    text = dataclasses.replace(info, do_lower_case=lower).case
-  return [
-    f"{records.first[0]}: the records were made of {info.case} text with "
-    f"{info.file}, but the model of --init_checkpoint, of {text} text, has "
-    "another vocabulary or case: its embeddings are of other words"
-  ]
+  if lower in (None, info.do_lower_case):
+    if digests <= {info.sha256} or _has_the_tokens(files, path, info):
+      return []
+  line = (
+    f"{path}: the records were made of {info.case} text with {info.file}, but "
+    f"the model of --init_checkpoint, {model.path}, has another vocabulary or "
+    "case: its embeddings are of other words"
+  )
+  if is_meant:
+    return [line]
+  own = " or ".join(files.values()) or "its vocabulary"
+  raise UserError(
+    f"{line}. Make records with {own}, leave --init_checkpoint out, or give "
+    "--other_vocabulary if you mean it"
+  )
+
+
+def _has_the_tokens(
+  files: dict[str, str], manifest: str, info: TokenizerInfo
+) -> bool:
+  """Whether a model's vocabulary is the records' in another file."""
+  theirs = record_report.find_encoder(info, os.path.dirname(manifest), {})
+  if not (files and theirs):
+    return False
+  ours = kinds.load_tokenizer(**files, do_lower_case=info.do_lower_case)
+  return (ours.kind, ours.tokens) == (theirs.kind, theirs.tokens)
