@@ -271,16 +271,14 @@ def other_text(
   if not records.first:
     return []
   path, info = records.first[0], records.first[1].tokenizer
-  before = model.about.tokenizer
-  files: dict[str, str] = {}
+  about, files = model.about, dict[str, str]()
+  before = about.tokenizer
   if before:
     digests, lower = {before.sha256}, before.do_lower_case
   else:
-    files = model_source.find_vocabulary(
-      model.about.task, {}, model.about.folder
-    )
+    files = model_source.find_vocabulary(about.task, {}, about.folder)
     digests = {file_sha256(file) for file in files.values()}
-    lower = model.about.task.get(
+    lower = about.task.get(
       "do_lower_case", tokenizer_files.published_case(model.path)
     )
   if lower in (None, info.do_lower_case):
@@ -304,8 +302,8 @@ def _has_the_tokens(
   files: dict[str, str], manifest: str, info: TokenizerInfo
 ) -> bool:
   """Whether a model's vocabulary is the records' in another file."""
-  theirs = record_report.find_encoder(info, os.path.dirname(manifest), {})
-  if not (files and theirs):
+  encoder = record_report.find_encoder(info, os.path.dirname(manifest), {})
+  if not (files and encoder):
     return False
-  ours = kinds.load_tokenizer(**files, do_lower_case=info.do_lower_case)
-  return (ours.kind, ours.tokens) == (theirs.kind, theirs.tokens)
+  own = kinds.load_tokenizer(**files, do_lower_case=info.do_lower_case)
+  return (own.kind, own.tokens) == (encoder.kind, encoder.tokens)
