@@ -1,0 +1,1 @@
+import common as common  # first: it names a missing environment
