@@ -53,10 +53,10 @@ def embedding_lookup(
   """
   if input_ids.shape.ndims == 2:
     input_ids = tf.expand_dims(input_ids, -1)
-  shape, initializer = [vocab_size, embedding_size], create_initializer
   table = slices.get_variable(
-    word_embedding_name, shape, initializer(initializer_range), axis=0
-  )
+    word_embedding_name, [vocab_size, embedding_size],
+    create_initializer(initializer_range), axis=0,
+  )  # fmt: skip
   flat_ids = tf.reshape(input_ids, [-1])
   rows = table.shape[0]
   # A slice has zeros for the ids of others, and the group's sum is the lookup.
