@@ -48,17 +48,13 @@ _FORM: dict = {
 for _keys, _ in _ROLES.values():
   for _key in _keys:
     _FORM[f"{_key}?"] = (*_TOKEN, None)
-# Classes that set the steps of a BertNormalizer, and those that set whether a
-# space is put before a text.
+# Classes, or types of models, that set the steps of a BertNormalizer, and those
+# that set whether a space is put before a text.
 _LIKE_BERT = (
-  "Bert",
-  "DistilBert",
-  "Electra",
-  "ConvBert",
-  "MobileBert",
-  "MPNet",
-)
-_LIKE_GPT2 = ("Roberta", "GPT2", "Longformer", "Bart", "Deberta")
+  "bert", "distilbert", "electra", "convbert", "mobilebert", "mpnet",
+)  # fmt: skip
+_LIKE_GPT2 = ("roberta", "gpt2", "longformer", "bart", "deberta")
+_CONFIG_FILE = "config.json"
 # An id that no vocabulary has: it stands for the tokens of a text.
 _A_TEXT = 1 << 30
 
@@ -188,6 +184,13 @@ def _config_of(file: str) -> dict:
       for key, value in json_files.read(path, _FORM).items():
         if f"{key}?" in _FORM:
           config[key] = value
+  path = os.path.join(folder, _CONFIG_FILE)
+  if os.path.exists(path) and not config.get("tokenizer_class"):
+    # transformers takes the class of the model's type.
+    form = {"model_type?": (str, None), "tokenizer_class?": (str, None)}
+    model = json_files.read(path, form)
+    name = model.get("tokenizer_class") or model.get("model_type")
+    config["tokenizer_class"] = name
   return config
 
 
@@ -218,7 +221,8 @@ def _of_merges(file: str) -> Tokenizer:
 
 def _lay_over(content: dict, config: dict, ids: dict[str, int]) -> None:
   """Changes tokenizer.json's `content` as transformers does by its config."""
-  family = re.sub("Tokenizer(Fast)?$", "", config.get("tokenizer_class") or "")
+  family = config.get("tokenizer_class") or ""
+  family = re.sub("tokenizer(fast)?$", "", family.lower())
   normalizer, splitter = content["normalizer"], content["pre_tokenizer"]
   if (
     family in _LIKE_BERT and (normalizer or {}).get("type") == "BertNormalizer"

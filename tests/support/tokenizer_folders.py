@@ -331,6 +331,25 @@ def _folders():
     "unigram, two separators", unigram(2)[0], _named(ROBERTAS, fast), "roberta"
   )
   add("unigram", unigram(1)[0], _named(ROBERTAS, fast), "roberta")
+  # Where no file names a class, it follows from the model's type.
+  add("bert, no class, cased", wordpiece()[0], {"do_lower_case": False})
+  add("bert, no class", wordpiece(False)[0], {"model_max_length": 64})
+  add("bert, no config", wordpiece(False)[0])
+  content, ids = bpe()
+  content["added_tokens"][-1]["lstrip"] = True
+  content["post_processor"] = _roberta(ids)
+  add("roberta, no class", content, said, "roberta")
+  backend = _named(BERTS, "TokenizersBackend")
+  add("class of transformers 5", wordpiece(False)[0], backend)
+  lower = _named(BERTS, "BertTokenizerFast", do_lower_case=True)
+  add("bert, fast class", wordpiece(False)[0], lower)
+  content, ids = wordpiece(more=_ENTITIES)
+  decoder = {str(ids["[E1]"]): _added("[E1]", 0, rstrip=True)}
+  more = {"added_tokens_decoder": decoder}
+  add("entity marks in the decoder", content, _named(BERTS, fast, **more))
+  content, ids = wordpiece(more=_ENTITIES)
+  more = {"extra_special_tokens": _ENTITIES}
+  add("entity marks of transformers 5", content, _named(BERTS, fast, **more))
   return folders
 
 

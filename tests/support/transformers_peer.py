@@ -81,7 +81,12 @@ def tokenize(folder, texts_file, ids_file):
 
 def encode(folder, ids_file):
   """Writes the ids of a folder's texts.json, with special tokens."""
-  tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+  try:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+  except Exception as e:  # a folder of another version's
+    with open(ids_file, "w", encoding="utf-8") as f:
+      json.dump({"error": repr(e)}, f)
+    return
   with open(f"{folder}/texts.json", encoding="utf-8") as f:
     texts = json.load(f)
   words, masked = texts.pop("words"), texts["mask"]

@@ -1,7 +1,8 @@
 """Hugging Face's folders: their tokenizers give transformers' ids.
 
 `tokenizer_ids.json` keeps the ids of transformers 4.57.6; 5.24.0 has the same,
-but in the one folder that `test_transformers_reads_the_same` names.
+but in the one folder that `test_transformers_reads_the_same` names, and alone
+reads those of `NEW`.
 """
 
 import json
@@ -31,6 +32,9 @@ KEPT = json.loads(
 WITHOUT_TEMPLATE = (
   "wordpiece without template", "bpe without template", "bpe that trims alone",
 )  # fmt: skip
+
+
+NEW = ("class of transformers 5", "entity marks of transformers 5")
 
 
 def file_of(name):
@@ -131,6 +135,9 @@ def test_transformers_reads_the_same(tmp_path, part, peer):
   peer(jobs)
   for name, (_, _, file) in zip(FOLDERS, jobs, strict=True):
     result = json.loads(pathlib.Path(file).read_text())
+    if "error" in result:  # transformers 4
+      assert part == "read" and name in NEW, result
+      continue
     if part == "words":
       assert result["words"] == word_ids(encoders[name]), name
       continue
