@@ -344,7 +344,8 @@ def _folders():
   lower = _named(BERTS, "BertTokenizerFast", do_lower_case=True)
   add("bert, fast class", wordpiece(False)[0], lower)
   content, ids = wordpiece(more=_ENTITIES)
-  decoder = {str(ids["[E1]"]): _added("[E1]", 0, rstrip=True)}
+  mark = _added("[E1]", 0, rstrip=True)
+  decoder = {str(ids["[E1]"]): {k: mark[k] for k in mark if k != "id"}}
   more = {"added_tokens_decoder": decoder}
   add("entity marks in the decoder", content, _named(BERTS, fast, **more))
   content, ids = wordpiece(more=_ENTITIES)
