@@ -6,8 +6,10 @@ without Git LFS has pointers in the place of large files.
 
 import bz2
 import contextlib
+import enum
 import gzip
 import io
+import json
 import lzma
 import os
 import re
@@ -18,11 +20,14 @@ from typing import BinaryIO, NamedTuple
 from backports import zstd
 
 from common import stores
+from common.console import counted, tell
 from common.errors import DataError, reason
 
 # Files beside records and text, which a glob leaves out.
 INDEX_SUFFIX = ".index"  # of a record file's index
 SIDE_FILES = (INDEX_SUFFIX, ".json", ".tmp")
+# Of Spark, Databricks and pyarrow, without an ending.
+_MARKS = re.compile(r"_(SUCCESS|(common_)?metadata|(committed|started)_\d+)")
 
 _HEAD = 265  # bytes: the mark of a tar archive ends there
 _UNPACK, _CONVERT = "unpack it", "convert it to JSON lines, *.jsonl"
@@ -65,6 +70,32 @@ _KINDS = (
   Kind("a git-annex pointer", rb"/annex/objects/\w+-", "run `git annex get`"),
   PLAIN,
 )
+
+
+class Format(enum.Enum):
+  """How the content of a file is cut into texts."""
+
+  EMPTY = enum.auto()
+  TEXT = enum.auto()
+  JSON_LINES = enum.auto()
+  JSON = enum.auto()  # one value on many lines
+  CSV = enum.auto()  # cells with commas or line ends are in quotes
+  TSV = enum.auto()  # a line is a row, and quotes are text
+  PARQUET = enum.auto()
+  ARROW = enum.auto()
+
+
+_BY_CONTENT = {PARQUET: Format.PARQUET, ARROW: Format.ARROW}
+# Any other name says nothing, so the content tells text from JSON.
+_BY_NAME = {
+  ".txt": Format.TEXT,
+  ".jsonl": Format.JSON_LINES,
+  ".ndjson": Format.JSON_LINES,
+  ".csv": Format.CSV,
+  ".tsv": Format.TSV,
+}
+_MARK_OF_UTF8 = b"\xef\xbb\xbf"
+MAX_RECORD_BYTES = 64 << 20  # longer records of JSON lines are an error
 _DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError, zstd.ZstdError)
 
 
@@ -113,7 +144,7 @@ def unpacked(path: str) -> Iterator[tuple[BinaryIO, BinaryIO]]:
     if kind is PLAIN:
       # A damaged file may have lost its first bytes, but not its name.
       for other in COMPRESSED:
-        if path.endswith(other.ending):
+        if stores.path_of(path).endswith(other.ending):
           kind = other
     if not kind.unpack:
       yield on_disk, on_disk
@@ -124,6 +155,62 @@ def unpacked(path: str) -> Iterator[tuple[BinaryIO, BinaryIO]]:
         yield content, on_disk
     except _DAMAGED as e:
       raise DataError(f"{path}: not a whole {kind.name} file ({e})") from e
+
+
+def ending(path: str) -> str:
+  """The end of a name without a URL's query and without a compression's."""
+  stem, end = os.path.splitext(stores.path_of(path).lower())
+  packed = [kind.ending for kind in COMPRESSED]
+  return os.path.splitext(stem)[1] if end in packed else end
+
+
+def format_of(path: str) -> Format:
+  """The format of a file, for all commands; DataError if it cannot be read."""
+  readable = (*COMPRESSED, *_BY_CONTENT)
+  with open_input(path, *readable) as f:
+    kind = kind_of(f, path, *readable)
+    if kind in _BY_CONTENT:
+      return _BY_CONTENT[kind]
+    if not f.peek(1):
+      return Format.EMPTY
+  with unpacked(path) as (content, _):
+    head = content.read(_HEAD)
+    named = _BY_NAME.get(ending(path))
+    if named or not head:
+      return named if head and named else Format.EMPTY
+    if head.removeprefix(_MARK_OF_UTF8).lstrip().startswith(b"{"):
+      rest = content.readline(MAX_RECORD_BYTES)
+      line = (head + rest).removeprefix(_MARK_OF_UTF8).lstrip().split(b"\n")[0]
+      with contextlib.suppress(ValueError):
+        json.loads(line)
+        return Format.JSON_LINES
+  return Format.JSON if ending(path) == ".json" else Format.TEXT
+
+
+def formats_of(paths: Iterable[str]) -> dict[str, Format]:
+  """The formats of files that are not empty; tells how many are.
+
+  DataError if all are, because that is most likely a mistake.
+  """
+  formats: dict[str, Format] = {}
+  empty = []
+  for path in paths:
+    form = format_of(path)
+    if form is Format.EMPTY:
+      empty.append(path)
+    else:
+      formats[path] = form
+  if empty and not formats:
+    raise DataError(f"{empty[0]}: the file is empty")
+  if empty:
+    tell(f"{counted(len(empty), 'empty file')} passed over: {empty[0]} ...")
+  return formats
+
+
+def tsv_cells(line: str) -> list[str]:
+  """The cells of a line of a .tsv file; an empty line has none."""
+  text = line.removesuffix("\n").removesuffix("\r")
+  return text.split("\t") if text else []
 
 
 def expand_patterns(patterns: str) -> list[str]:
@@ -142,6 +229,7 @@ def expand_patterns(patterns: str) -> list[str]:
     for path, is_file in matches.items():
       # A glob such as *.json asks for them itself.
       is_beside = path.endswith(SIDE_FILES) and not name.endswith(SIDE_FILES)
+      is_beside |= bool(_MARKS.fullmatch(os.path.basename(path)))
       if is_file and not is_beside:
         files.append(path)
     if matches and not files:

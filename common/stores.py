@@ -169,6 +169,11 @@ class InStore(NamedTuple):
       store.rm_file(name)
 
 
+def path_of(name: str) -> str:
+  """A file's name, of a URL without its query, as ?download=true."""
+  return re.split("[?#]", name)[0] if _URL.match(name) else name
+
+
 def at(name: str) -> OnDisk | InStore:
   """The file of a name or URL."""
   return InStore(name) if _URL.match(name) else OnDisk(name)

@@ -53,7 +53,8 @@ class Rules:
   filters: filters.Filters
   language: str  # whose rules end a sentence
   max_line_documents: int | None  # that keep an equal line; None: any number
-  evaluation_sets: list[str]  # files whose text must not be in the corpus
+  # Text that must not be in the corpus.
+  evaluation_sets: tuple[text_files.Piece, ...]
   similarity: float  # of near-duplicates
   keep_duplicates: bool
   heldout_fraction: float
@@ -256,7 +257,7 @@ def _sign_chunk(
   # Documents that hold text of an evaluation set are removed.
   is_evaluated = np.zeros(len(texts), bool)
   if rules.evaluation_sets:
-    ngrams = _ngrams_of(tuple(rules.evaluation_sets), rules.form)
+    ngrams = evaluation_ngrams(rules.evaluation_sets, rules.form)
     is_evaluated = near_duplicates.overlaps(texts, ngrams)
   ids, kept, keys, removed = [], [], [], []
   names = source.texts("ids")
@@ -283,12 +284,14 @@ def _key(text: bytes) -> int:
 
 
 @functools.lru_cache(1)
-def _ngrams_of(paths: tuple, form: documents.DocumentFormat) -> np.ndarray:
-  """The n-grams of the evaluation sets, as `near_duplicates.overlaps` wants."""
+def evaluation_ngrams(
+  pieces: tuple[text_files.Piece, ...], form: documents.DocumentFormat
+) -> np.ndarray:
+  """The n-grams of evaluation sets, as `near_duplicates.overlaps` wants."""
   texts = []
-  pieces = documents.split_into_pieces(paths, form)
-  for document in documents.read_documents(pieces, form):
-    texts.append("\n".join(document.lines).encode())
+  for text in documents.read_strings(pieces, form.of_all_strings()):
+    if text.strip():
+      texts.append(text_files.only_text(text).encode())
   size = near_duplicates.EVALUATION_WORDS
   return np.unique(near_duplicates.ngram_hashes(texts, size).values)
 

@@ -1,14 +1,15 @@
 """Documents of any input: plain text, JSON lines, tables, Parquet, Arrow.
 
-A file's format is known by its first bytes, or else by its name (`_BY_CONTENT`,
-`_BY_NAME`). Files are cut into pieces for many workers, and the documents are
-the same for any pieces. Memory holds one document, or a few rows.
+Files of any format (`input_files.format_of`) are cut into pieces for many
+workers, and the documents are the same for any pieces. Memory holds one
+document, or a few rows.
 """
 
 import contextlib
 import csv
 import dataclasses
 import functools
+import itertools
 import math
 import os
 import re
@@ -17,11 +18,20 @@ from typing import Any, NamedTuple
 
 from common import input_files, json_files, stores
 from common.errors import DataError
+from common.input_files import Format
 from corpus import text_files
 from corpus.text_files import Piece, TextFormat
 
 MAX_DOCUMENT_BYTES = 64 << 20  # longer documents of plain text are cut
 _BATCH_ROWS = 256  # that are in memory at a time
+_LABEL = re.compile("[BIOESLU](-.+)?")  # of a word
+
+
+class Source(NamedTuple):
+  """A file of text."""
+
+  path: str
+  field: str = ""  # of its records; "": as `TextFormat` says
 
 
 class Document(NamedTuple):
@@ -35,23 +45,34 @@ class Document(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class DocumentFormat:
-  """How documents are read."""
+  """How documents are read; without a `text_field` all strings are text."""
 
   text: TextFormat = TextFormat()  # but for its `prose`
   id_field: str = "id"  # of a record or a table
   whole_files: bool = False  # blank lines of plain text end paragraphs only
 
+  def of_all_strings(self) -> "DocumentFormat":
+    text = dataclasses.replace(self.text, text_field="")
+    return dataclasses.replace(self, text=text)
 
-def expand_patterns(patterns: str) -> list[str]:
-  """As `input_files.expand_patterns`; a folder of `datasets` is its files."""
-  paths: set[str] = set()
-  for name in input_files.listed(patterns):
+
+def expand_patterns(patterns: str) -> list[Source]:
+  """As `input_files.expand_patterns`; a folder of `datasets` is its files.
+
+  An item may name the field of its files, as FILES:FIELD.
+  """
+  sources: set[Source] = set()
+  for item in input_files.listed(patterns):
+    paths: list[str] = []
+    name, field = _with_field(item)
     state = os.path.join(name, "state.json")
     splits = os.path.join(name, "dataset_dict.json")
-    if stores.at(state).is_file():
+    if stores.at(name).is_file():  # a URL's query would hide what follows it
+      paths.append(name)
+    elif stores.at(state).is_file():
       form = {"_data_files": [{"filename": str}]}
       for file in json_files.read(state, form)["_data_files"]:
-        paths.add(os.path.join(name, file["filename"]))
+        paths.append(os.path.join(name, file["filename"]))
     elif stores.at(splits).is_file():
       folders = json_files.read(splits, {"splits": [str]})["splits"]
       raise DataError(
@@ -59,17 +80,30 @@ def expand_patterns(patterns: str) -> list[str]:
         + ",".join(os.path.join(name, folder) for folder in folders)
       )
     else:
-      paths.update(input_files.expand_patterns(name))
-  return sorted(paths)
+      paths += input_files.expand_patterns(name)
+    sources |= {Source(path, field) for path in paths}
+  return sorted(sources)
+
+
+def _with_field(item: str) -> tuple[str, str]:
+  """(files, the field that an item names after them or "")."""
+  name, _, field = item.rpartition(":")
+  # The rest of a URL is no field, nor is that of a file's own name.
+  if not name or "/" in field or stores.at(item).matches():
+    return item, ""
+  return name, field
 
 
 def split_into_pieces(
-  paths: Iterable[str], form: DocumentFormat
+  sources: Iterable[Source], form: DocumentFormat
 ) -> list[Piece]:
   """Pieces of all files, in order; DataError for one that cannot be read."""
   pieces: list[Piece] = []
-  for path in paths:
-    pieces += _format_of(path, form).split(path, form)
+  sources = list(sources)
+  formats = input_files.formats_of(path for path, _ in sources)
+  for path, field in sources:
+    if path in formats:
+      pieces += _split(Piece(path, 0, math.inf, formats[path], field), form)
   return pieces
 
 
@@ -78,18 +112,63 @@ def read_documents(
 ) -> Iterator[Document]:
   """The documents of pieces, in order; DataError says where bad text is."""
   for piece in pieces:
-    yield from _format_of(piece.path, form).read(piece, form)
+    if piece.format is Format.TEXT:
+      yield from _read_plain(piece, form)
+      continue
+    for number, record in _RECORDS[piece.format](piece, form):
+      yield _record_document(record, number, piece, form)
+
+
+def read_strings(
+  pieces: Iterable[Piece], form: DocumentFormat
+) -> Iterator[str]:
+  """The texts of pieces; all strings where no field is named.
+
+  The words of a sentence that has one on each line, or in a list, are a text.
+  """
+  for piece in pieces:
+    is_table = piece.format is Format.TSV
+    if text_files.field_of(piece, form.text) and piece.format != Format.TEXT:
+      for document in read_documents([piece], form):
+        yield "\n".join(document.lines)
+    elif is_table or piece.format is Format.TEXT:
+      for document in _read_plain(piece, form):
+        yield from _strings_of_lines(document.lines, is_table)
+    else:
+      for _, record in _RECORDS[piece.format](piece, form):
+        yield from _strings_of(record)
+
+
+def _strings_of(value: Any) -> Iterator[str]:
+  """All strings in a value of JSON."""
+  items = value.values() if isinstance(value, dict) else value
+  if isinstance(value, str):
+    yield value
+  elif isinstance(value, (list, dict)):
+    words = [item for item in items if isinstance(item, str)]
+    if isinstance(value, list) and words:
+      yield " ".join(words)
+    for item in items:
+      yield from _strings_of(item)
+
+
+def _strings_of_lines(lines: list[str], is_table: bool) -> Iterator[str]:
+  """The text or the cells of lines; or their words, if they end in labels."""
+  words = []
+  for line in lines:
+    fields = line.split()
+    if len(fields) > 1 and _LABEL.fullmatch(fields[-1]):
+      words.append(fields[0])
+  if len(words) == len(lines):
+    yield " ".join(words)
+  elif not is_table:
+    yield "\n".join(lines)
+  else:
+    for line in lines:
+      yield from line.split("\t")
 
 
 # Plain text and records -------------------------------------------------------
-
-
-def _split_bytes(path: str, form: DocumentFormat) -> list[Piece]:
-  return text_files.split_into_pieces([path], form.text)
-
-
-def _one_piece(path: str, _: DocumentFormat) -> list[Piece]:
-  return [Piece(path, 0, math.inf)]
 
 
 def _read_plain(piece: Piece, form: DocumentFormat) -> Iterator[Document]:
@@ -113,11 +192,20 @@ def _read_plain(piece: Piece, form: DocumentFormat) -> Iterator[Document]:
     yield Document(f"{piece.path}:{start}", _trimmed(lines))
 
 
-def _read_json(piece: Piece, form: DocumentFormat) -> Iterator[Document]:
-  for offset, line in text_files.offset_lines(piece, form.text):
-    if line:
-      record = text_files.parse_record(piece, offset, line, form.text)
-      yield _record_document(record, offset, piece, form)
+# (number, record) of each record: its offset or row, and its fields.
+_Records = Iterator[tuple[int, Mapping[str, Any]]]
+
+
+def _json_lines(piece: Piece, form: DocumentFormat) -> _Records:
+  return text_files.records(piece, form.text)
+
+
+def _json_value(piece: Piece, form: DocumentFormat) -> _Records:
+  with input_files.unpacked(piece.path) as (content, _):
+    try:
+      yield 0, {"": json_files.parse(content.read(), strict=False)}
+    except ValueError as e:
+      raise DataError(f"{piece.path}: no JSON: {str(e)[:200]}") from e
 
 
 def _record_document(
@@ -126,7 +214,8 @@ def _record_document(
   """The document of a record; `number` is its offset or row."""
   own = record.get(form.id_field)
   name = f"{piece.path}:{number}" if own in (None, "") else str(own)
-  lines = list(text_files.lines_of(record[form.text.text_field]))
+  text = record[text_files.field_of(piece, form.text)]
+  lines = list(text_files.lines_of(text))
   return Document(text_files.only_text(name), _trimmed(lines))
 
 
@@ -139,38 +228,60 @@ def _trimmed(lines: list[str]) -> list[str]:
 # Tables of text ---------------------------------------------------------------
 
 
-def _read_csv(
-  piece: Piece, form: DocumentFormat, delimiter: str
-) -> Iterator[Document]:
+def _tsv_rows(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
+  """(line, cells) of each row that is not empty."""
+  for line, text in enumerate(lines, 1):
+    if cells := input_files.tsv_cells(text):
+      yield line, cells
+
+
+def _csv_rows(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
   # The module's own limit of 128 KB is shorter than many documents.
   csv.field_size_limit(text_files.MAX_RECORD_BYTES)
-  lines = text_files.table_lines(piece.path, form.text)
-  reader = csv.reader(lines, delimiter=delimiter, strict=True)
-  start, number = 1, 0  # the line where the next row starts; its number
+  reader = csv.reader(lines, strict=True)
+  start = 1
   try:
-    header = next(filter(None, reader), [])
-    _expect_column(header, piece.path, form)
-    start = reader.line_num + 1
     for row in reader:
-      if row and len(row) != len(header):
-        raise csv.Error(f"{len(row)} cells, but {len(header)} in the header")
-      if row:  # no blank line
-        record = dict(zip(header, row, strict=True))
-        yield _record_document(record, number, piece, form)
-        number += 1
+      if row:
+        yield start, row
       start = reader.line_num + 1
   except csv.Error as e:
-    raise DataError(
-      f"{piece.path}: line {start}: no row of the table ({e}): put cells with "
-      'quotes, line breaks or the delimiter in quotes, as "a ""b"" c"'
-    ) from e
+    raise ValueError(f"line {start}: no row of the table ({e})") from e
 
 
-def _expect_column(names: list[str], path: str, form: DocumentFormat) -> None:
-  if form.text.text_field not in names:
+def _table(piece: Piece, form: DocumentFormat) -> _Records:
+  rows = _tsv_rows if piece.format is Format.TSV else _csv_rows
+  remedy = "write a tab or a line break in a cell as a space"
+  if piece.format is Format.CSV:
+    remedy = (
+      'put cells with quotes, line breaks or commas in quotes, as "a ""b"" c"'
+    )
+  all_rows = rows(text_files.table_lines(piece.path, form.text))
+  try:
+    _, header = next(all_rows, (1, []))
+    _expect_column(header, piece, form)
+    if not text_files.field_of(piece, form.text):
+      all_rows = itertools.chain([(1, header)], all_rows)
+    for number, (line, row) in enumerate(all_rows):
+      if len(row) != len(header):
+        raise ValueError(
+          f"line {line}: no row of the table ({len(row)} cells, but "
+          f"{len(header)} in the header)"
+        )
+      yield number, dict(zip(header, row, strict=True))
+  except ValueError as e:
+    raise DataError(f"{piece.path}: {e}: {remedy}") from e
+
+
+def _expect_column(
+  names: list[str], piece: Piece, form: DocumentFormat
+) -> None:
+  field = text_files.field_of(piece, form.text)
+  if field and field not in names:
     raise DataError(
-      f"{path}: none of its {len(names)} columns is "
-      f"--text_field={form.text.text_field}: name another ({', '.join(names)})"
+      f"{piece.path}: none of its {len(names)} columns is "
+      f"--text_field={field}: name another ({', '.join(names)}), or one for "
+      "these files alone, as FILES:FIELD"
     )
 
 
@@ -240,31 +351,30 @@ def _pyarrow(where: Callable[[], str]) -> Iterator[Any]:
     ) from e
 
 
-def _split_groups(
-  path: str, form: DocumentFormat, open_table: _OpenTable
-) -> list[Piece]:
+_OPEN_TABLE = {Format.PARQUET: _parquet_table, Format.ARROW: _arrow_table}
+
+
+def _split_groups(whole: Piece, form: DocumentFormat) -> list[Piece]:
   """Consecutive groups of about `text_files.PIECE_BYTES`."""
   pieces, start, size, end = [], 0, 0, 0
-  with _pyarrow(lambda: path) as arrow:
-    schema, groups = open_table(arrow, path)
-    _columns(schema, path, form)
+  with _pyarrow(lambda: whole.path) as arrow:
+    schema, groups = _OPEN_TABLE[whole.format](arrow, whole.path)
+    _columns(schema, whole, form)
     for end, group in enumerate(groups, 1):
       size += group.bytes
       if size >= text_files.PIECE_BYTES:
-        pieces.append(Piece(path, start, end))
+        pieces.append(whole._replace(start=start, end=end))
         start, size = end, 0
   if end > start:
-    pieces.append(Piece(path, start, end))
+    pieces.append(whole._replace(start=start, end=end))
   return pieces
 
 
-def _read_groups(
-  piece: Piece, form: DocumentFormat, open_table: _OpenTable
-) -> Iterator[Document]:
+def _groups(piece: Piece, form: DocumentFormat) -> _Records:
   row = 0
   with _pyarrow(lambda: f"{piece.path}: row {row} or a later one") as arrow:
-    schema, groups = open_table(arrow, piece.path)
-    columns = _columns(schema, piece.path, form)
+    schema, groups = _OPEN_TABLE[piece.format](arrow, piece.path)
+    columns = _columns(schema, piece, form)
     for number, group in enumerate(groups):
       # Groups are opened in order, so those before the piece are counted only.
       if number == piece.end:
@@ -277,19 +387,22 @@ def _read_groups(
           some = batch.slice(first, _BATCH_ROWS)
           some.validate(full=True)  # else bad offsets or UTF-8 crash it
           for record in some.to_pylist():
-            yield _record_document(record, row, piece, form)
+            yield row, record
             row += 1
 
 
-def _columns(schema: Any, path: str, form: DocumentFormat) -> list[str]:
+def _columns(schema: Any, piece: Piece, form: DocumentFormat) -> list[str]:
   """The names of the columns to read; DataError if none holds the text."""
-  name = form.text.text_field
-  _expect_column(schema.names, path, form)
+  name = text_files.field_of(piece, form.text)
+  if not name:
+    return schema.names
+  _expect_column(schema.names, piece, form)
   kind = str(schema.field(name).type)
-  if not re.match(r"(dictionary<values=)?(large_)?string", kind):
+  # A shard without any text has the type null.
+  if not re.match(r"(dictionary<values=)?(large_)?string|null$", kind):
     raise DataError(
-      f"{path}: the column --text_field={name} holds {kind}, not text: name "
-      f"another ({', '.join(schema.names)})"
+      f"{piece.path}: the column --text_field={name} holds {kind}, not text: "
+      f"name another ({', '.join(schema.names)})"
     )
   return list(dict.fromkeys([name, *({form.id_field} & set(schema.names))]))
 
@@ -297,38 +410,29 @@ def _columns(schema: Any, path: str, form: DocumentFormat) -> list[str]:
 # Formats ----------------------------------------------------------------------
 
 
-class _Format(NamedTuple):
-  split: Callable[[str, DocumentFormat], list[Piece]]
-  read: Callable[[Piece, DocumentFormat], Iterator[Document]]
-
-
-def _table_format(open_table: _OpenTable) -> _Format:
-  return _Format(
-    functools.partial(_split_groups, open_table=open_table),
-    functools.partial(_read_groups, open_table=open_table),
-  )
-
-
-_BY_CONTENT = {
-  input_files.PARQUET: _table_format(_parquet_table),
-  input_files.ARROW: _table_format(_arrow_table),
+_RECORDS: dict[Format, Callable[[Piece, DocumentFormat], _Records]] = {
+  Format.JSON_LINES: _json_lines,
+  Format.JSON: _json_value,
+  Format.CSV: _table,
+  Format.TSV: _table,
+  Format.PARQUET: _groups,
+  Format.ARROW: _groups,
 }
-_BY_NAME = {
-  **dict.fromkeys(text_files.JSON_LINES, _Format(_split_bytes, _read_json)),
+
+
+def _split(whole: Piece, form: DocumentFormat) -> list[Piece]:
+  """The pieces of a file; DataError if it has not the field of its text."""
+  if whole.format in _OPEN_TABLE:
+    return _split_groups(whole, form)
+  is_lines = whole.format in (Format.TEXT, Format.JSON_LINES)
+  if is_lines and not (form.whole_files and whole.format is Format.TEXT):
+    return text_files.pieces_of(whole, form.text)
+  if whole.format is Format.JSON and text_files.field_of(whole, form.text):
+    raise DataError(
+      f"{whole.path}: holds JSON that is not a record a line: write each "
+      "document on a line of its own, as jq -c '.[]' does with a list"
+    )
   # Quoted cells may hold line breaks.
-  ".csv": _Format(_one_piece, functools.partial(_read_csv, delimiter=",")),
-  ".tsv": _Format(_one_piece, functools.partial(_read_csv, delimiter="\t")),
-}
-
-
-def _format_of(path: str, form: DocumentFormat) -> _Format:
-  readable = (*input_files.COMPRESSED, *_BY_CONTENT)
-  with input_files.open_input(path, *readable) as f:
-    kind = input_files.kind_of(f, path, *readable)
-  if kind in _BY_CONTENT:
-    return _BY_CONTENT[kind]
-  for ending, named in _BY_NAME.items():
-    if text_files.is_named(path, ending):
-      return named
-  split = _one_piece if form.whole_files else _split_bytes
-  return _Format(split, _read_plain)
+  if whole.format in (Format.CSV, Format.TSV):
+    next(_table(whole, form), None)
+  return [whole]

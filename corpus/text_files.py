@@ -14,12 +14,12 @@ import contextlib
 import dataclasses
 import io
 import math
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO, NamedTuple
 
 from common import errors, input_files, json_files
+from common.input_files import MAX_RECORD_BYTES, Format
 from corpus import prose
 
 # Defaults and help of the flags that all commands with text have.
@@ -32,10 +32,7 @@ ENCODING = (
 PIECE_BYTES = 2 << 20  # small enough that a small corpus occupies all workers
 _BUFFER_BYTES = 1 << 20
 MAX_LINE_BYTES = 1 << 20  # longer lines are cut
-MAX_RECORD_BYTES = 64 << 20  # longer JSON records are an error
 _BATCH_LINES, _BATCH_BYTES = 4096, 1 << 18
-# Endings of names of JSON lines, compressed or not.
-JSON_LINES = (".jsonl", ".ndjson")
 _PART_CHARS = 2048  # of another encoding, read at once
 
 # JSON can spell halves of surrogate pairs and NUL, which are no text.
@@ -81,6 +78,8 @@ class Piece(NamedTuple):
   path: str
   start: int
   end: float  # inf: the whole file, which can be read in order only
+  format: Format = Format.TEXT
+  field: str = ""  # of its records, in place of `TextFormat.text_field`
 
 
 class Batch(NamedTuple):
@@ -91,37 +90,38 @@ class Batch(NamedTuple):
   bytes_on_disk: int  # about; fewer in a compressed file
 
 
-def is_named(path: str, *endings: str) -> bool:
-  """Whether a name, without that of a compression, has one of the endings."""
-  stem, ending = os.path.splitext(path)
-  packed = [kind.ending for kind in input_files.COMPRESSED]
-  return (stem if ending.lower() in packed else path).lower().endswith(endings)
-
-
 def split_into_pieces(
   paths: Iterable[str], text: TextFormat = TextFormat()
 ) -> list[Piece]:
   """Pieces of all files, in order; DataError for one that cannot be read."""
   pieces = []
-  for path in paths:
+  for path, kind in input_files.formats_of(paths).items():
     # google/bert's reader takes any lines for sentences, also those of a table.
-    if is_named(path, ".json", ".csv", ".tsv"):
+    if kind not in (Format.TEXT, Format.JSON_LINES):
+      input_files.expect_plain([path], *input_files.COMPRESSED)
       raise errors.DataError(
-        f"{path}: its name is that of a table or of JSON, whose lines are not "
-        'text: write its texts to a file *.jsonl, a line {"text": "..."} for '
-        "each document (--text_field names another field)"
+        f"{path}: holds a table, or JSON with records of many lines, not text: "
+        'write its texts to a file *.jsonl, a line {"text": "..."} for each '
+        "document (--text_field names another field)"
       )
-    with input_files.unpacked(path) as (content, on_disk):
-      size = on_disk.seek(0, os.SEEK_END)
-    if not size:
-      raise errors.DataError(f"{path}: the file is empty")
-    # Only plain bytes can be read from the middle, and only UTF-8 shows there
-    # where a character begins.
-    if content is not on_disk or not text.is_utf8:
-      pieces.append(Piece(path, 0, math.inf))
-      continue
+    pieces += pieces_of(Piece(path, 0, math.inf, kind), text)
+  return pieces
+
+
+def pieces_of(whole: Piece, text: TextFormat) -> list[Piece]:
+  """Pieces of a file of lines; DataError for JSON lines of other fields."""
+  pieces = [whole]
+  with input_files.unpacked(whole.path) as (content, on_disk):
+    size = on_disk.seek(0, io.SEEK_END)
+  # Only plain bytes can be read from the middle, and only UTF-8 shows there
+  # where a character begins.
+  if content is on_disk and text.is_utf8:
+    pieces = []
     for start in range(0, size, PIECE_BYTES):
-      pieces.append(Piece(path, start, min(start + PIECE_BYTES, size)))
+      end = min(start + PIECE_BYTES, size)
+      pieces.append(whole._replace(start=start, end=end))
+  if whole.format is Format.JSON_LINES:
+    next(records(pieces[0], text), None)
   return pieces
 
 
@@ -256,7 +256,7 @@ def _raw_lines(f: BinaryIO, piece: Piece) -> Iterator[tuple[int, bytes]]:
     while part and position < piece.end and not part.endswith(b"\n"):
       part = f.readline(MAX_LINE_BYTES)
       position += len(part)
-  is_json = is_named(piece.path, *JSON_LINES)
+  is_json = piece.format is Format.JSON_LINES
   limit = MAX_RECORD_BYTES if is_json else MAX_LINE_BYTES
   # A line belongs to the piece in which it starts, in all of its parts.
   rest, at_start = b"", True
@@ -310,7 +310,7 @@ def _sentences(
   piece: Piece, batch: list[tuple[int, bytes]], text: TextFormat
 ) -> Iterator[list[str]]:
   """Lists of the sentences of some lines, with "" between documents."""
-  if not is_named(piece.path, *JSON_LINES):
+  if piece.format is not Format.JSON_LINES:
     lines = [_decoded(raw, at, piece, text).strip() for at, raw in batch]
     yield list(prose.sentences(lines, text.prose))
     return
@@ -320,11 +320,23 @@ def _sentences(
     if not decoded:
       continue
     record = parse_record(piece, offset, decoded, text)
-    lines_of_text = lines_of(record[text.text_field])
+    lines_of_text = lines_of(record[field_of(piece, text)])
     sentences = filter(None, prose.sentences(lines_of_text, text.prose))
     yield [""]
     yield from gathered(sentences, len, _BATCH_BYTES, _BATCH_LINES)
     yield [""]
+
+
+def field_of(piece: Piece, text: TextFormat) -> str:
+  """The field of the piece's records that holds text; "": all do."""
+  return piece.field or text.text_field
+
+
+def records(piece: Piece, text: TextFormat) -> Iterator[tuple[int, dict]]:
+  """(offset, record) of JSON lines."""
+  for offset, line in offset_lines(piece, text):
+    if line:
+      yield offset, parse_record(piece, offset, line, text)
 
 
 def parse_record(
@@ -332,15 +344,16 @@ def parse_record(
 ) -> dict:
   """The JSON object on the line at an offset; its text may be null."""
   record: dict = {}
+  field = field_of(piece, text)
   try:
     record = json_files.parse(line, {}, strict=False)
-    json_files.expect(record, {text.text_field: (str, None)})
+    json_files.expect(record, {field: (str, None)} if field else {})
     return record
   except ValueError as e:
     fields = f"; it has the fields {', '.join(record)}" if record else ""
     raise errors.DataError(
       f"{_where(piece, text, offset)}: no JSON object with text in its field "
-      f"--text_field={text.text_field}: {str(e)[:200]}{fields[:200]}"
+      f"--text_field={field}: {str(e)[:200]}{fields[:200]}"
     ) from e
 
 

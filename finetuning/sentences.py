@@ -1,13 +1,13 @@
 """Sentences of words with labels: CoNLL's columns, and JSON lines."""
 
 import dataclasses
-import os
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from common import input_files, json_files
 from common.errors import DataError
+from common.input_files import Format
 from common.settings import in_group
 from finetuning import tables
 
@@ -50,12 +50,11 @@ def read_sentences(
 ) -> list[Sentence]:
   """The sentences of a UTF-8 file; DataError if it has none or another form.
 
-  .jsonl and .json have an object for each sentence in a line. Other files have
+  JSON lines have an object for each sentence. Other files have
   a word in each line, with its label in another column, and an empty line after
   each sentence. Columns have tabs between them, or else spaces.
   """
-  is_json = os.path.splitext(path)[1].lower() in (".jsonl", ".json")
-  if is_json:
+  if input_files.format_of(path) in (Format.JSON_LINES, Format.JSON):
     reader = _of_objects(tables.read_table(path), settings, labelled)
   else:
     reader = _of_columns(input_files.read(path), settings, labelled)

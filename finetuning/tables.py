@@ -3,13 +3,13 @@
 import csv
 import io
 import json
-import os
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from common import files, input_files, json_files
 from common.console import tell
 from common.errors import DataError
+from common.input_files import Format
 
 # Share of rows with missing fields, as in GLUE; more mean another format.
 _LEFT_OUT_AT_MOST = 0.01
@@ -34,26 +34,26 @@ def read_table(
   """Reads a UTF-8 table without empty lines and, with a report, malformed rows.
 
   .tsv and .txt have tabs between fields, and quotes are text. .csv has commas,
-  and quotes around fields with commas or line ends. .jsonl and .json have an
-  object in each line. `columns` are the names if the first line is no header.
+  and quotes around fields with commas or line ends. JSON lines have an object
+  in each. `columns` are the names if the first line is no header.
   With `all_rows` a skipped row is an error (but not empty lines at the end), so
   that the n-th row is the n-th of the file.
   """
-  ending = os.path.splitext(path)[1].lower()
+  form = input_files.format_of(path)
   # newline: \r alone is text and ends no line.
   with (
     input_files.open_input(path) as file,
     io.TextIOWrapper(file, "utf-8-sig", newline="\n") as f,
   ):
     try:
-      if ending in (".jsonl", ".json"):
+      if form in (Format.JSON_LINES, Format.JSON):
         lines = [*_objects(f)]
-      elif ending == ".csv":
+      elif form is Format.CSV:
         lines = [*_named(_csv(f), columns)]
-      elif ending in (".tsv", ".txt"):
+      elif input_files.ending(path) in (".tsv", ".txt"):
         lines = [*_named(_tsv(f), columns)]
       else:
-        raise ValueError("not named .tsv, .txt, .csv, .jsonl or .json")
+        raise ValueError("not JSON lines, nor named .tsv, .txt or .csv")
     except ValueError as e:
       raise DataError(f"{path}: {e}") from e
   while lines and lines[-1][1] == _EMPTY:
@@ -97,8 +97,7 @@ def _tsv(file) -> Iterator[tuple[int, list]]:
   """(line, fields); an empty line has no fields."""
   # The csv module would end a line at \r, and take quotes for marks.
   for number, line in enumerate(file, 1):
-    text = line.replace("\0", "").removesuffix("\n").removesuffix("\r")
-    yield number, text.split("\t") if text else []
+    yield number, input_files.tsv_cells(line.replace("\0", ""))
 
 
 def _csv(file) -> Iterator[tuple[int, list]]:

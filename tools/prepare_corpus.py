@@ -58,9 +58,10 @@ class CorpusSettings:
   corpus: str = _text("",
     "Text: names, globs and URLs (s3://...), comma-separated: .txt with a "
     "blank line or the end of the file between documents; a document a record "
-    "in .jsonl, .csv, .tsv, .parquet, .arrow; folders of Hugging Face's "
-    "`datasets`. All but Parquet and Arrow may be compressed by gzip, bzip2, "
-    "xz or zstd. Empty: first paragraphs of English Wikipedia.",
+    "in JSON lines, .csv, .tsv, Parquet, Arrow; folders of Hugging Face's "
+    "`datasets`. FILES:FIELD names the field of some of them. All but Parquet "
+    "and Arrow may be compressed by gzip, bzip2, xz or zstd. Empty: first "
+    "paragraphs of English Wikipedia.",
     alias="input_file")
   text_field: str = _text(*text_files.TEXT_FIELD)
   id_field: str = _text("id",
@@ -87,8 +88,9 @@ class CorpusSettings:
   keep_duplicates: bool = _clean(False,
     "Keep duplicates. All of them are in train.txt, or all in heldout.txt.")
   decontaminate: str = _clean("",
-    "Evaluation sets, in the same formats as --corpus. A document that has 13 "
-    "words in a row in common with one is removed.")
+    "Evaluation sets, in the same formats as --corpus, also those of GLUE, "
+    "SQuAD and CoNLL. A document that has 13 words in a row in common with one "
+    "is removed. All strings count, or those of the field in FILES:FIELD.")
   heldout_fraction: float = _clean(0.05,
     "Share of the documents to hold out.", above=0, below=1)
   dry_run: bool = _clean(False,
@@ -109,13 +111,15 @@ class CorpusSettings:
     return documents.DocumentFormat(text, self.id_field, self.whole_files)
 
   def rules(self) -> cleaning.Rules:
-    """What becomes of the documents; reads the settings of filters."""
+    """What becomes of the documents; reads filters and evaluation sets."""
+    sets = documents.expand_patterns(self.decontaminate)
+    form = self.form.of_all_strings()
     return cleaning.Rules(
       form=self.form,
       filters=filters.Filters.load(self.filters),
       language=self.language,
       max_line_documents=self.max_line_documents,
-      evaluation_sets=documents.expand_patterns(self.decontaminate),
+      evaluation_sets=tuple(documents.split_into_pieces(sets, form)),
       similarity=self.near_duplicates,
       keep_duplicates=self.keep_duplicates,
       heldout_fraction=self.heldout_fraction,
@@ -159,18 +163,22 @@ def prepare(
 ) -> list[str] | None:
   """Writes the corpus; the worker that moves the files gets lines to print."""
   if settings.corpus:
-    paths = documents.expand_patterns(settings.corpus)
+    sources = documents.expand_patterns(settings.corpus)
   else:
-    paths = [wikipedia_leads(settings.cache_dir)]
+    sources = [documents.Source(wikipedia_leads(settings.cache_dir))]
+  paths = sorted({source.path for source in sources})
   train = settings.output(cleaning.TRAIN)
   heldout = settings.output(cleaning.HELDOUT)
   input_files.check_not_written(paths, "--corpus", train.name, heldout.name)
+  # All that the user may have to change is found before any work is done.
   rules = settings.rules()
+  cleaning.evaluation_ngrams(rules.evaluation_sets, rules.form)
   # A dry run reads pieces from all over the text.
-  pieces = documents.split_into_pieces(paths, settings.form)
+  pieces = documents.split_into_pieces(sources, settings.form)
   if settings.dry_run:
     pieces = pieces[:: -(-len(pieces) // _SAMPLE_PIECES)]
-  states = states_of([*paths, *rules.evaluation_sets])
+  evaluated = dict.fromkeys(piece.path for piece in rules.evaluation_sets)
+  states = states_of([*paths, *evaluated])
 
   def make(work: SharedWork) -> list[str]:
     folder, summary = cleaning.clean(work, pieces, rules)
@@ -198,6 +206,8 @@ def prepare(
   # All that decides the files: a command with the same plan resumes.
   plan = dataclasses.asdict(rules) | {
     "files": states,
+    "corpus": settings.corpus,
+    "evaluation_sets": settings.decontaminate,
     "dry_run": settings.dry_run,
     "version": _PLAN_VERSION,
   }

@@ -92,7 +92,7 @@ def test_documents_of_plain_text_in_any_pieces(
   path.write_bytes(content)
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(text_files, "PIECE_BYTES", piece_bytes)
-    pieces = documents.split_into_pieces([str(path)], FORM)
+    pieces = documents.split_into_pieces([documents.Source(str(path))], FORM)
     assert len(pieces) == -(-len(content) // piece_bytes)
     assert read(path) == by_hand(path, content)
 
@@ -157,7 +157,6 @@ COMPRESS = {
     ("t.txt", "a\n é \n\nb\n"),
     ("t.jsonl", '{"text": "\\na\\né"}\n{"text": "b"}\n'),
     ("t.csv", 'text,n\n"a\né",1\nb,2\n'),
-    ("t.TSV", 'n\ttext\r\n1\t"a\r\né"\r\n\tb\r\n'),
   ],
 )
 def test_compression_and_encoding(tmp_path, ending, name, content, encoding):
@@ -219,13 +218,63 @@ def test_rows_of_csv(tmp_path):
   ]
 
 
+def test_quotes_are_text_in_tsv(tmp_path):
+  path = tmp_path / "t.tsv"
+  path.write_text('id\ttext\r\n1\t"a\r\n\n2\tb "c"\n"\t""d"\n')
+  assert read(path) == [
+    Document("1", ['"a']), Document("2", ['b "c"']), Document('"', ['""d"']),
+  ]  # fmt: skip
+  refused(path, "id\ttext\n1\ta\n2\n", "line 3: .*1 cells, but 2 .*: write a")
+
+
+def test_a_source_names_its_field(tmp_path):
+  (tmp_path / "a:b.jsonl").write_text('{"body": "a", "text": "c"}\n')
+  (tmp_path / "t.csv").write_text("text,title\nx,y\n")
+  names = f"{tmp_path}/a:*.jsonl:body", f"{tmp_path}/t.csv:title"
+  assert texts(*names, f"{tmp_path}/a:b.jsonl") == [["c"], ["a"], ["y"]]
+  # What is missing is said before any work.
+  for name, words in {
+    "a:b.jsonl:no": "no is missing",
+    "t.csv:no": "of its 2",
+  }.items():
+    sources = documents.expand_patterns(f"{tmp_path}/{name}")
+    with pytest.raises(DataError, match=words):
+      documents.split_into_pieces(sources, FORM)
+  with pytest.raises(DataError, match="JSON that is not a record a line"):
+    (tmp_path / "a.json").write_text("[\n1]")
+    read(tmp_path / "a.json")
+
+
+SETS = {
+  "glue.tsv": ('1\ta "b\t\nx\ty\tz\t3\n', ["1", 'a "b', *"xyz3"]),
+  "ner.txt": ("-DOCSTART- -X- O\n\nEU NNP B-ORG\nsays VB O\n\nA b.\n",
+    ["-DOCSTART-", "EU says", "A b."]),
+  "bio.tsv": ("EU\tB\nsays\tO\n\nYes\tO\n", ["EU says", "Yes"]),
+  "ner.jsonl": ('{"id": 1, "tokens": ["EU", "says"]}\n',
+    ["EU says", "EU", "says"]),
+  "dev-v2.0.json": ('{\n"data": [{"paragraphs": [{"context": "c"}]}]}', ["c"]),
+  "squad.json": ('{"data": [{"title": "t", "x": null}]}', ["t"]),
+  "t.csv": ('a,b\n"c, d",e\n', ["a", "b", "c, d", "e"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_all_strings_of_an_evaluation_set(tmp_path, name):
+  content, want = SETS[name]
+  (tmp_path / name).write_text(content)
+  form = FORM.of_all_strings()
+  sources = documents.expand_patterns(f"{tmp_path}/{name}")
+  pieces = documents.split_into_pieces(sources, form)
+  assert list(documents.read_strings(pieces, form)) == want
+
+
 BAD_TABLES = {
   "unquoted": ("id,text\n1,a\n\n2,b, c\n", "line 4: .*3 cells, but 2 in the"),
   "short": ("id,text\n1,a\n2\n", "line 3: .*1 cells, but 2 in the header"),
   "never ends": ('id,text\n1,"a\n2,b\n', "line 2: .*unexpected end of data"),
   "quotes": ('id,text\n1,"a" b\n', "line 2: .*expected after '\"'.*quotes"),
   "no column": ("id,body\n1,a\n", "none of its 2 columns is .* .id, body"),
-  "empty": ("", "none of its 0 columns is --text_field=text"),
+  "empty": ("", "the file is empty"),
   "wrong bytes": (b"text\nb\ncaf\xe9\n", "line 3: not text in utf-8"),
 }
 
@@ -267,7 +316,7 @@ def test_tables_of_pyarrow(tmp_path, monkeypatch, writer, piece_bytes, name):
   WRITERS[writer](path, ROWS)
   monkeypatch.setattr(text_files, "PIECE_BYTES", piece_bytes)
   monkeypatch.setattr(documents, "_BATCH_ROWS", 2 if piece_bytes > 200 else 1)
-  pieces = documents.split_into_pieces([str(path)], FORM)
+  pieces = documents.split_into_pieces([documents.Source(str(path))], FORM)
   assert len(pieces) == {1: 5, 1 << 20: 1}.get(piece_bytes, len(pieces))
   assert read(path)[:4] == [
     Document("x", ["a", "", "b"]),
@@ -289,6 +338,17 @@ def test_columns_with_and_without_text(tmp_path, writer):
   for column in (words.cast(pyarrow.large_string()), words.dictionary_encode()):
     WRITERS[writer](path, {"text": column})
     assert texts(path) == [["a"], [], ["a"]]
+  WRITERS[writer](path, ROWS)
+  if writer != "stream":
+    WRITERS[writer](path, {"text": pyarrow.nulls(2), "id": ["a", "b"]})
+    assert texts(path) == [[], []]
+    strings = documents.read_strings(
+      documents.split_into_pieces(
+        documents.expand_patterns(str(path)), FORM.of_all_strings()
+      ),
+      FORM.of_all_strings(),
+    )
+    assert list(strings) == ["a", "b"]
   WRITERS[writer](path, ROWS)
   for field, said in {
     "n": r"--text_field=n holds int64, not text: name another \(n, text, id",
@@ -361,3 +421,21 @@ def test_folders_of_datasets(tmp_path):
     (tmp_path / "dataset_dict.json").write_text(content)
     with pytest.raises(DataError, match=words):
       read(tmp_path)
+
+
+def test_folders_that_datasets_saves(tmp_path):
+  datasets = pytest.importorskip("datasets", reason="pip install datasets")
+  rows = [f"row {n}" for n in range(50)]
+  made = datasets.Dataset.from_dict({"text": rows, "id": range(50)})
+  made.save_to_disk(tmp_path / "a", num_shards=3)
+  assert read(tmp_path / "a") == [
+    Document(str(n), [row]) for n, row in enumerate(rows)
+  ]
+  odd = made.filter(lambda row: row["id"] % 2)
+  odd.save_to_disk(tmp_path / "odd")
+  assert texts(tmp_path / "odd") == [[row] for row in rows[1::2]]
+  made.to_json(tmp_path / "a.json")
+  assert texts(tmp_path / "a.json") == [[row] for row in rows]
+  datasets.DatasetDict(x=made, y=odd).save_to_disk(tmp_path / "both")
+  with pytest.raises(DataError, match=f"{tmp_path}/both/x,{tmp_path}/both/y"):
+    read(tmp_path / "both")

@@ -1,7 +1,9 @@
 """What a file holds is told by its first bytes, whoever reads it."""
 
+import bz2
 import gzip
 import io
+import lzma
 import os
 import pathlib
 import re
@@ -13,7 +15,7 @@ import pytest
 
 import predict
 from checkpoints import checkpoint_files
-from common import json_files
+from common import input_files, json_files
 from common.errors import UserError
 from corpus import text_files
 from finetuning import tables
@@ -77,6 +79,52 @@ def test_text_that_begins_alike_is_text(tmp_path, first):
   path = tmp_path / "t.txt"
   path.write_text(f"{first}\n")
   assert list(text_files.read_lines([str(path)])) == [first]
+
+
+RECORD, FORMAT = b'{"text": "a"}\n', input_files.Format
+FORMATS = {
+  "by name": (FORMAT.CSV, b"a", "a.csv A.CSV.gz"),
+  "quotes": (FORMAT.TSV, b'"a\tb', "a.tsv a.TSV.bz2"),
+  "not by content": (FORMAT.TEXT, RECORD, "a.txt a.txt.gz"),
+  "records": (
+    FORMAT.JSON_LINES, b"\xef\xbb\xbf\n " + RECORD * 99,
+    "a.jsonl a.ndjson.xz a.json a.json.gz part-00000 download",
+  ),
+  "one long record": (FORMAT.JSON_LINES, b'{"a": "%s"}' % (b"x" * 99999), "a"),
+  "JSON": (FORMAT.JSON, b'{\n "data": []\n}', "a.json"),
+  "a list": (FORMAT.JSON, b'[{"a": 1}]', "a.json"),
+  "braces": (FORMAT.TEXT, b"{exit} A king.\n", "a part-0 a.md"),
+  "nothing": (FORMAT.EMPTY, b"", "a.jsonl _SUCCESS a.csv.gz a.gz a.json"),
+  "nothing inside": (FORMAT.EMPTY, gzip.compress(b""), "a a.csv _x"),
+  "tables": (FORMAT.PARQUET, KINDS["parquet"][0], "a.txt part-0"),
+}  # fmt: skip
+PACK = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+
+
+@pytest.mark.parametrize("case", FORMATS)
+def test_the_format_of_a_file(tmp_path, case):
+  want, content, names = FORMATS[case]
+  for name in names.split():
+    pack = PACK.get(os.path.splitext(name)[1]) if content else None
+    (tmp_path / name).write_bytes(pack(content) if pack else content)
+    assert input_files.format_of(str(tmp_path / name)) is want, name
+
+
+def test_a_query_ends_no_name():
+  for query in ("", "?download=true", "?X-Amz-Signature=a.b/c.txt#d"):
+    url = f"https://host/a.b/Texts.jsonl.gz{query}"
+    assert input_files.ending(url) == ".jsonl"
+  assert input_files.ending("why?.txt") == ".txt"
+
+
+def test_empty_files_among_others(tmp_path, capsys):
+  for name in ("_metadata", "_SUCCESS", "part-0.jsonl", "part-1.jsonl"):
+    (tmp_path / name).write_bytes(RECORD if name == "part-1.jsonl" else b"")
+  (tmp_path / "_committed_17").write_bytes(b"{")
+  paths = input_files.expand_patterns(f"{tmp_path}/*")
+  assert [path[-6:] for path in paths] == [".jsonl"] * 2
+  assert list(text_files.read_lines(paths)) == ["", "a", ""]
+  assert "1 empty file passed over: " in capsys.readouterr().err
 
 
 def of_checkpoint(path):

@@ -123,6 +123,25 @@ def test_what_makes_no_corpus(tmp_path, prepare, text, changes, words):
     prepare(f"{tmp_path}/x.txt", **changes)
 
 
+def test_a_failed_write_keeps_the_earlier_files(
+  tmp_path, prepare, many, monkeypatch
+):
+  before, _, _ = prepare(many)
+  names = sorted(os.listdir(tmp_path / "out"))
+
+  def full(*_):
+    raise OSError(28, "No space left on device")
+
+  with monkeypatch.context() as patch:
+    patch.setattr(cleaning, "_write", full)
+    with pytest.raises(OSError, match="No space"):
+      prepare(many, heldout_fraction=0.5)
+  assert documents_in(tmp_path / "out/train.txt") == before
+  train, _, _ = prepare(many, heldout_fraction=0.5)
+  assert len(train) == 49
+  assert sorted(os.listdir(tmp_path / "out")) == names
+
+
 def test_wikipedia(tmp_path, prepare, monkeypatch):
   failed = types.SimpleNamespace(returncode=1, stderr="ERROR: no route\n")
   with monkeypatch.context() as patch:
@@ -273,9 +292,9 @@ def test_whole_files(tmp_path, prepare):
   train, heldout, _ = prepare(f"{tmp_path}/*.rst", whole_files=True)
   assert [len(text) for text in train + heldout] == [3] * 30
   # A task for each of many small files would take longer than the work.
-  paths = sorted(map(str, tmp_path.glob("*.rst")))
+  sources = documents.expand_patterns(f"{tmp_path}/*.rst")
   form = documents.DocumentFormat(whole_files=True)
-  pieces = documents.split_into_pieces(paths, form)
+  pieces = documents.split_into_pieces(sources, form)
   assert cleaning._groups(pieces) == [pieces]
 
 

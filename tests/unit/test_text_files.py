@@ -196,8 +196,8 @@ REFUSED_JSON = {
   "no field": ("t.jsonl", '{"body": 1}', "--text_field=text: text is missing"),
   "no text": ("t.jsonl", '{"text": 1}', "line 2: .*text is 1, not text"),
   "too long": ("t.jsonl", '"' + "a" * (1 << 20), "byte 14 is longer than 1 MB"),
-  "not lines": ("t.json", "{}", r"t\.json: its name .* \*\.jsonl"),
-  "large letters": ("t.csv.GZ", "a,b", r"t\.csv\.GZ: its name .*--text_fi"),
+  "json": ("t.json", "{}", "line 2: .*text is missing"),
+  "large letters": ("t.csv.GZ", "a,b", r"t\.csv\.GZ: holds a .*--text_fi"),
 }
 
 
