@@ -258,6 +258,6 @@ def config_beside(path: str) -> str:
   """Where tokenizer_config.json of a vocabulary, or of text for one, is."""
   folder, name = os.path.split(path)
   # Hugging Face's folders have one tokenizer each, of one of these names.
-  if name in ("vocab.txt", TOKENIZER_FILE):
+  if name in ("vocab.txt", "vocab.json", TOKENIZER_FILE):
     return os.path.join(folder, TOKENIZER_CONFIG_FILE)
   return f"{path}.{TOKENIZER_CONFIG_FILE}"

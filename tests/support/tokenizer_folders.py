@@ -331,6 +331,10 @@ def _folders():
     "unigram, two separators", unigram(2)[0], _named(ROBERTAS, fast), "roberta"
   )
   add("unigram", unigram(1)[0], _named(ROBERTAS, fast), "roberta")
+  add(
+    "roberta, vocab.json, a space before", None,
+    _named(ROBERTAS, roberta, **said), "roberta", dict(files),
+  )  # fmt: skip
   # Where no file names a class, it follows from the model's type.
   add("bert, no class, cased", wordpiece()[0], {"do_lower_case": False})
   add("bert, no class", wordpiece(False)[0], {"model_max_length": 64})
