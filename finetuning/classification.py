@@ -177,6 +177,7 @@ class Classification(LabelledTask):
     super().__init__(config)
     self._table = config.table()
     self._is_regression = self._table.labels == ()
+    self._ranges: dict[str, tuple[float, float]] = {}  # of a file's numbers
     self.known_labels = self._table.labels
     self.published_names = self._table.names
     self.best_by = BestBy((self._table.metrics[0],), True)
@@ -214,23 +215,32 @@ class Classification(LabelledTask):
     dtype = np.float32 if self._is_regression else np.int32
     return packed.PackedSource(path, examples, self.config, dtype, cut)
 
-  def _targets(self, path: str, rows, part: str) -> list[float]:
+  def _targets(self, path: str, rows, part: str) -> Sequence[float]:
     """For each row the head's row of its label, or a regression's number."""
     if part == "predict":
       return [0] * len(rows)
     name = self._table.label
-    targets: list[float] = []
     labels = tables.column(path, rows, name, may_be_empty=False)
-    for row, label in zip(rows, labels, strict=True):
-      where = f"{path}: line {row.line}: {name}"
-      if not self._is_regression:
-        targets.append(self.row_of(label, where))
-        continue
+    lines = [row.line for row in rows]
+    in_lines = zip(lines, labels, strict=True)
+    if not self._is_regression:
+      return self.rows_in(path, name, in_lines)
+    targets = []
+    for line, label in in_lines:
       number = as_number(label)
       if not math.isfinite(number):
-        raise DataError(f"{where} is {label!r}, not a finite number")
+        raise DataError(
+          f"{path}: line {line}: {name} is {label!r}, not a finite number"
+        )
       targets.append(number)
+    self._ranges[path] = min(targets), max(targets)
     return targets
+
+  def lines(self):
+    lines = super().lines()
+    for path, (least, most) in self._ranges.items():
+      lines.append(f"{path}: labels from {least:g} to {most:g}")
+    return lines
 
   def head(self, batch, is_training, dropout_seed=None):
     """`heads.HeadOutput` of each example's label, or a regression's number.

@@ -2,7 +2,8 @@
 
 The definition is conlleval's and the default of seqeval
 (https://github.com/chakki-works/seqeval), for IOB1, IOB2 and IOBES labels in
-any order: I- and E- begin an entity where none of their type goes on.
+any order: I- and E- begin an entity where none of their type goes on. B, I and
+other letters alone are of entities of one type.
 """
 
 import collections
@@ -10,17 +11,35 @@ import re
 from collections.abc import Iterable
 
 OUTSIDE = "O"
+NO_TYPE = "_"  # the one type of B and I alone, as in seqeval
 # M, L and U are other names of I, E and S, in BMES and BILOU.
-_OF_ENTITY = re.compile(r"[BIESMLU]-.+", re.DOTALL)
+_OF_ENTITY = re.compile(r"[BIESMLU](?:-(.*))?", re.DOTALL)
 _GOES_ON, _CONTINUES = "BIM", "IMEL"
+
+
+def others_in(labels: Iterable[str]) -> list[str]:
+  """The labels that are neither an entity's nor O, in their order."""
+  labels = [*labels]
+  # Letters alone are names of another kind, unless one begins an entity.
+  has_bare = not {"B", "I"}.isdisjoint(labels)
+  others = []
+  for label in labels:
+    match = _OF_ENTITY.fullmatch(label)
+    if label != OUTSIDE and not (match and (match[1] or has_bare)):
+      others.append(label)
+  return others
 
 
 def types_of(labels: Iterable[str]) -> list[str]:
   """The types of the entities that labels mark; [] if some mark none."""
-  others = {*labels} - {OUTSIDE}
-  if not all(map(_OF_ENTITY.fullmatch, others)):
+  labels = {*labels}
+  if others_in(labels):
     return []
-  return sorted({label[2:] for label in others})
+  return sorted({_type_of(label) for label in labels - {OUTSIDE}})
+
+
+def _type_of(label: str) -> str:
+  return label[2:] or NO_TYPE
 
 
 def entities_of(labels: Iterable[str]) -> list[tuple[str, int, int]]:
@@ -28,12 +47,12 @@ def entities_of(labels: Iterable[str]) -> list[tuple[str, int, int]]:
   entities: list[tuple[str, int, int]] = []
   before = OUTSIDE
   for word, label in enumerate(labels):
-    same_type = label[1:] == before[1:]
+    same_type = _type_of(label) == _type_of(before)
     if same_type and before[0] in _GOES_ON and label[0] in _CONTINUES:
       kind, first, _ = entities[-1]
       entities[-1] = (kind, first, word)
     elif label != OUTSIDE:
-      entities.append((label[2:], word, word))
+      entities.append((_type_of(label), word, word))
     before = label
   return entities
 

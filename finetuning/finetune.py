@@ -49,6 +49,7 @@ def finetune(task: FinetuningTask, comm, snapshot=None, signals=None) -> dict:
     sets.append(task.prediction_set)
   if comm.is_root:
     console.tell(*dict.fromkeys(source.line() for source in sets))
+    say(comm, *task.lines())
 
   def build():
     train, begin, predict = None, None, None

@@ -11,6 +11,7 @@ from common.errors import DataError, UserError
 from finetuning.task import FinetuningTask
 
 _MOST_LABELS = 1000
+_MOST_SHOWN = 24
 
 
 class LabelledTask(FinetuningTask):
@@ -20,6 +21,11 @@ class LabelledTask(FinetuningTask):
   known_labels: Sequence[str] | None = None
   published_names: Sequence[str] = ()  # of `known_labels` that are numbers
   if_too_many: ClassVar[str] = ""  # a remedy
+
+  def __init__(self, config):
+    super().__init__(config)
+    # File -> its labels as they are spelt, with their number and first line.
+    self.labels_in: dict[str, dict[str, tuple[int, int]]] = {}
 
   def labels_of_data(self) -> tuple[str, Iterable[str]]:
     """Where the labels to train on are, and all of them."""
@@ -52,13 +58,39 @@ class LabelledTask(FinetuningTask):
     key = key_of(of_task)
     return key, dict(zip(map(key, of_task), rows, strict=True))
 
-  def row_of(self, label: str, where: str) -> int:
-    """The head's row of a label; a `DataError` names `where` it stands."""
+  def rows_in(
+    self, path: str, name: str, labels: Iterable[tuple[int, str]]
+  ) -> list[int]:
+    """The head's row of each (line, label) of a file, where it is a `name`.
+
+    A `DataError` names a label that the head has no row for.
+    """
     key, rows = self._rows_by_key
-    if key(label) not in rows:
-      known = ", ".join(self._head[1][:10])
-      raise DataError(f"{where} is {label!r}, not one of {known}")
-    return rows[key(label)]
+    counts: dict[str, tuple[int, int]] = {}
+    numbers = []
+    for line, label in labels:
+      if key(label) not in rows:
+        known = ", ".join(self._head[1][:10])
+        raise DataError(
+          f"{path}: line {line}: {name} is {label!r}, not one of {known}"
+        )
+      count, first = counts.get(label, (0, line))
+      counts[label] = count + 1, first
+      numbers.append(rows[key(label)])
+    self.labels_in[path] = counts
+    return numbers
+
+  def lines(self):
+    lines = []
+    for path, counts in self.labels_in.items():
+      shown = [f"{label!r} {counts[label][0]:,}" for label in by_count(counts)]
+      # Rare ones, which may be mistakes, are at the end.
+      if len(shown) > _MOST_SHOWN:
+        half = _MOST_SHOWN // 2
+        others = f"{len(shown) - 2 * half:,} others"
+        shown = [*shown[:half], others, *shown[-half:]]
+      lines.append(f"{path}: labels {', '.join(shown)}")
+    return lines
 
   def _labels_of_file(self) -> list[str]:
     """The different labels in the file to train on, each as first spelt."""
@@ -79,6 +111,11 @@ class LabelledTask(FinetuningTask):
         f"classifier needs 2 to {_MOST_LABELS}{self.if_too_many}"
       )
     return labels
+
+
+def by_count(counts: dict[str, tuple[int, int]]) -> list[str]:
+  """The labels of `labels_in`, the most frequent first, else as they come."""
+  return sorted(counts, key=lambda label: (-counts[label][0], counts[label][1]))
 
 
 def as_number(text: str) -> float:

@@ -9,9 +9,9 @@ import numpy as np
 from checkpoints.metrics import BestBy
 from common import tensorflow_v1 as later
 from common.settings import in_group
-from finetuning import entities, packed, tables, words
+from finetuning import entities, packed, tables, task_file, words
 from finetuning.behaviour import Behaviour, Context, Run
-from finetuning.labels import LabelledTask
+from finetuning.labels import LabelledTask, by_count
 from finetuning.sentences import Sentence, SentenceSettings, read_sentences
 from finetuning.task import FinetuningConfig
 from finetuning.words import SILENT
@@ -60,21 +60,49 @@ class Ner(LabelledTask):
   @property
   def metrics(self) -> list[str]:
     """Names of metrics; the first one chooses the best checkpoint."""
-    if entities.types_of(self.labels):
+    model = task_file.binding(self.config)
+    saved = model.task.get("metrics") if model else None
+    if not saved and entities.types_of(self.labels):
       return ["f1", "precision", "recall", "accuracy"]
-    return ["accuracy"]
+    return saved or ["accuracy"]
 
   best_by = property(lambda self: BestBy((self.metrics[0],), True))
 
   def read(self, part):
-    path, sentences, rows = self.config.path(part), self._sentences(part), []
+    path, sentences = self.config.path(part), self._sentences(part)
+    labels: list[tuple[int, str]] = []
+    is_word = []
     for sentence in sentences:
-      where = f"{path}: a label of the sentence in line {sentence.line}"
-      # To predict any label will do.
-      for label in sentence.labels or self.labels[:1] * len(sentence.words):
-        rows.append(self.row_of(label, where))
-      rows.append(SILENT)  # its end
-    return NerSource(path, sentences, np.array(rows), self.config)
+      labels += zip(sentence.lines, sentence.labels, strict=False)
+      is_word += [True] * len(sentence.words) + [False]
+    rows = np.full(len(is_word), SILENT)
+    # To predict any label will do.
+    rows[is_word] = self.rows_in(path, "a label", labels) if labels else 0
+    return NerSource(path, sentences, rows, self.config)
+
+  def lines(self):
+    """Also why there is no F1, with the first place of what is in its way."""
+    lines = super().lines()
+    others, firsts = entities.others_in(self.labels), []
+    for path, counts in self.labels_in.items():
+      for label in by_count(counts):
+        if label in others:
+          others.remove(label)
+          firsts.append(f"{label!r} ({path}: line {counts[label][1]})")
+    firsts += map(repr, others)
+    if firsts:
+      more = f" and {len(firsts) - 5} others" if len(firsts) > 5 else ""
+      lines.append(
+        "no F1, and the best checkpoint is that of the best accuracy: not all "
+        "labels mark entities, as B-PER, I-PER and O do, or B, I and O: "
+        f"{', '.join(firsts[:5])}{more}"
+      )
+    elif entities.NO_TYPE in entities.types_of(self.labels):
+      lines.append(
+        "labels without a type, as B and I, are of entities of one type, "
+        f"{entities.NO_TYPE}, as in seqeval"
+      )
+    return lines
 
   def head(self, batch, is_training, dropout_seed=None):
     """`heads.HeadOutput` of the label of each token whose target is not SILENT.
@@ -160,7 +188,7 @@ class NerSource(packed.PackedSource):
     )
     examples = []
     for number, ids, segments, speaks_for in windows:
-      where = f"line {sentences[number].line}"
+      where = f"line {sentences[number].lines[0]}"
       weight = float((speaks_for != SILENT).sum())
       examples.append(packed.Example(ids, segments, where, (), weight))
     super().__init__(path, examples, config)

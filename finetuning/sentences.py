@@ -20,7 +20,7 @@ _NO_WORD = re.compile(r"\d+[-.]\d+")
 class Sentence(NamedTuple):
   """Words in order, and the label of each; [] if these were not read."""
 
-  line: int  # of the file, from 1, where it begins
+  lines: list[int]  # of the file, from 1: each word's, or where it begins
   words: list[str]
   labels: list[str]
 
@@ -86,7 +86,7 @@ def _of_objects(rows, settings, labelled: bool) -> Iterator[Sentence]:
         "that are numbers --label_names"
       ) from e
     labels = [names[tag] if isinstance(tag, int) else tag for tag in tags]
-    yield Sentence(line, words, labels)
+    yield Sentence([line] * max(1, len(words)), words, labels)
 
 
 def _of_columns(content: bytes, settings, labelled: bool) -> Iterator[Sentence]:
@@ -99,7 +99,7 @@ def _of_columns(content: bytes, settings, labelled: bool) -> Iterator[Sentence]:
   for line, fields in _numbered(lines, least):
     if not fields and rows:
       numbers, words, labels = map(list, zip(*rows, strict=True))
-      yield Sentence(numbers[0], words, labels if labelled else [])
+      yield Sentence(numbers, words, labels if labelled else [])
       rows = []
     elif fields and (word == 1 or not _NO_WORD.fullmatch(fields[0])):
       rows.append((line, fields[word - 1], fields[(label or 0) - 1]))

@@ -142,6 +142,10 @@ class FinetuningTask:
   evaluation_set = functools.cached_property(lambda self: self.read("eval"))
   prediction_set = functools.cached_property(lambda self: self.read("predict"))
 
+  def lines(self) -> list[str]:
+    """What people should know of the data that was read."""
+    return []
+
   def read(self, part: str) -> packed.PackedSource:
     """The examples to "train", "eval" (held out) or "predict" with."""
     raise NotImplementedError

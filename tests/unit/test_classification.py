@@ -177,6 +177,23 @@ def test_labels_have_one_order(table):
     assert sorted(found, key=label_order) == ordered
 
 
+def test_labels_are_shown_with_their_counts(table):
+  """As they are spelt: some are mistakes."""
+  for labels, regression, shown in (
+    ("1 0 1 1.0 -1", False, "labels '1' 2, '0' 1, '1.0' 1, '-1' 1"),
+    ("1 0.5 -1", True, "labels from -1 to 1"),
+  ):
+    rows = "".join(f"a\t{label}\n" for label in labels.split())
+    made = table(HEADER + rows, regression=regression)
+    path = made.training_set.describe()["files"][0]
+    assert made.lines() == [f"{path}: {shown}"]
+  rows = "".join(f"a\tl{n}\n" * (99 - n) for n in range(40))
+  made = table(HEADER + rows)
+  assert (
+    made.training_set and "'l11' 88, 16 others, 'l28' 71" in made.lines()[0]
+  )
+
+
 @pytest.mark.parametrize(
   "text, changes, words",
   [

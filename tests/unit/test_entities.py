@@ -22,6 +22,10 @@ RECORDED = [
   ("I-A I-A-B B-A", "A 0 0, A-B 1 1, A 2 2"),
   # BILOU, and BMES of Chinese data, which seqeval's default does not know.
   ("B-A I-A L-A U-A B-B M-B E-B S-B", "A 0 2, A 3 3, B 4 6, B 7 7"),
+  # Without types, as BioBERT's data and those of Chinese words.
+  ("B I O I I B B E S", "_ 0 1, _ 3 4, _ 5 5, _ 6 7, _ 8 8"),
+  ("B- I-A I B", "_ 0 0, A 1 1, _ 2 2, _ 3 3"),
+  ("B M E S S B E", "_ 0 2, _ 3 3, _ 4 4, _ 5 6"),
 ]
 
 
@@ -103,5 +107,7 @@ def test_which_labels_mark_entities():
   for labels, types in (
     ("O B-PER I-PER", ["PER"]), ("S-B O E-A I-B", ["A", "B"]),
     ("NOUN VERB O", []), ("O B-PER NOUN", []), ("O B- I-A", []),
+    ("B I O", ["_"]), ("O I", ["_"]), ("B M E S", ["_"]), ("B I O 0", []),
+    ("B-A B I O", ["A", "_"]), ("M L S", []), ("B-A O o", []), ("A-B O", []),
   ):  # fmt: skip
     assert entities.types_of(labels.split()) == types

@@ -141,8 +141,8 @@ def test_labels_are_the_models_by_name(tmp_path, given):
 @pytest.mark.parametrize(
   "train, dev, message",
   [
-    ("w O\nw B-A\n", "w O\n\nw O\nw B-B\n", "b.txt: a label of the sentence in "
-     "line 3 is 'B-B', not one of B-A, O"),
+    ("w O\nw B-A\n", "w O\n\nw O\nw B-B\n",
+     "b.txt: line 4: a label is 'B-B', not one of B-A, O"),
     ("w O\n", "w O\n", "own.txt has 1 different labels, such as 'O': a"),
     ("w O\nw\n", "w O\n", "own.txt: line 2: the number of its columns is 1"),
   ],
@@ -152,6 +152,36 @@ def test_wrong_labels_are_named(tmp_path, given, train, dev, message):
   (tmp_path / "b.txt").write_text(dev)
   with pytest.raises(UserError, match=message):
     _ = made.training_set, made.evaluation_set
+
+
+@pytest.mark.parametrize(
+  "text, counts, words",
+  [
+    ("w B\nw O\n\nw O\n", "'O' 2, 'B' 1", "are of entities of one type, _, as"),
+    ("# c x O\nw N O\nw N B-A\nw N 0\n# N tags\nw N 0\nw N O\n",
+     "'O' 2, '0' 2, 'B-A' 1, 'tags' 1",
+     "O: '0' (own.txt: line 4), 'tags' (own.txt: line 5)"),
+    ("w V\nw N\nw N\n", "'N' 2, 'V' 1", "O: 'N' (own.txt: line 2), 'V'"),
+    ("w B-A\nw O\n", "'B-A' 1, 'O' 1", ""),
+  ],
+)  # fmt: skip
+def test_labels_are_shown_with_a_word_on_f1(given, text, counts, words):
+  made = given(text)
+  file = made.training_set.describe()["files"][0]
+  first, *others = made.lines()
+  assert first == f"{file}: labels {counts}"
+  assert len(others) == bool(words)
+  for line in others:
+    assert words in line.replace(file, "own.txt")
+
+
+def test_an_older_run_keeps_its_metrics(tmp_path, given):
+  """In which B and I were no entities."""
+  (tmp_path / "out").mkdir()
+  (tmp_path / "out" / "model.ckpt-1.json").touch()
+  saved = {"task": "ner", "labels": ["B", "O"], "metrics": ["accuracy"]}
+  (tmp_path / "out" / "task.json").write_text(json.dumps(saved))
+  assert given("w B\nw O\n").metrics == ["accuracy"]
 
 
 def test_a_file_that_is_not_given(tmp_path, label):

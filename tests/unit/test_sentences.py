@@ -11,9 +11,12 @@ from finetuning.sentences import SentenceSettings
 
 def read(path, content, labelled=True, **settings):
   path.write_bytes(content.encode())
-  return sentences.read_sentences(
+  made = sentences.read_sentences(
     str(path), SentenceSettings(**settings), labelled
   )
+  for sentence in made:
+    assert len(sentence.lines) == max(1, len(sentence.words))
+  return [(one.lines[0], one.words, one.labels) for one in made]
 
 
 CONLL_2003 = """-DOCSTART- -X- -X- O
@@ -38,7 +41,7 @@ def test_conlls_columns(tmp_path):
     (11, ["#"], ["O"]),  # with as many columns as words have
   ]
   tags = read(tmp_path / "a.txt", CONLL_2003, label_column=2)
-  assert tags[0].labels == ["NNP", "VBZ"]
+  assert tags[0][2] == ["NNP", "VBZ"]
   unlabelled = read(tmp_path / "a.txt", "EU\nrejects\n\nPeter", labelled=False)
   assert unlabelled == [(1, ["EU", "rejects"], []), (4, ["Peter"], [])]
 
@@ -79,7 +82,7 @@ def test_conll_u(tmp_path):
 
 def test_a_comment_has_other_columns_than_words(tmp_path):
   text = "# id 7\tdomain=en\nParis _ _ B-LOC\n# _ _ O\n"
-  assert read(tmp_path / "a.conll", text)[0].words == ["Paris", "#"]
+  assert read(tmp_path / "a.conll", text)[0][1] == ["Paris", "#"]
 
 
 def test_json_lines(tmp_path):
@@ -96,7 +99,7 @@ def test_json_lines(tmp_path):
   names = dict(label_names=("O", "NN", "NNP"))
   fields = dict(tokens_field="words", tags_field="pos")
   found = read(tmp_path / "b.json", json.dumps(numbers), **fields, **names)
-  assert found[0].labels == ["NNP", "O"]
+  assert found[0][2] == ["NNP", "O"]
   found = read(tmp_path / "b.json", '{"tokens": ["a"]}', labelled=False)
   assert found == [(1, ["a"], [])]
 
