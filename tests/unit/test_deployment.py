@@ -5,6 +5,7 @@ commands are stand-ins. `tests/ranks/test_launch.py` has the ranks.
 """
 
 import contextlib
+import glob
 import os
 import re
 import shlex
@@ -113,6 +114,18 @@ def test_images_have_what_the_code_imports_and_one_version_of_all():
     pins = [str(f[name].specifier) for f in lists if name in f]
     pins = list(filter(None, pins))
     assert len(pins) == 1 and pins[0].startswith("=="), (name, pins)
+
+
+def test_all_requirements_can_be_installed_together():
+  pins = {}
+  for file in [
+    "requirements.txt",
+    *glob.glob("requirements/*.txt", root_dir=runs.ROOT),
+  ]:
+    for name, requirement in listed(file).items():
+      if requirement.specifier:
+        pins.setdefault(name, set()).add(str(requirement.specifier))
+  assert all(len(versions) == 1 for versions in pins.values()), pins
 
 
 # Manifests --------------------------------------------------------------------
