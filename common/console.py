@@ -80,6 +80,9 @@ class Progress:
   ):  # fmt: skip
     self._shown = comm is None or comm.is_root
     self._title, self._total, self._unit = title, total, unit
+    # Two digits at least, but pieces and records are whole numbers.
+    is_part = isinstance(total, float) and total > 0
+    self._digits = max(0, 2 - math.ceil(math.log10(total))) if is_part else 0
     self._done = begun
     self._work = self._worked = 0.0  # units and the seconds that they took
     self._tty = sys.stderr.isatty()
@@ -122,19 +125,20 @@ class Progress:
     if moment < self._next and not now:
       return
     self._next = moment + self._every
-    # At the beginning nothing is known of the speed.
     rate = self._work / self._worked if self._worked else 0.0
-    left = minutes((self._total - done) / rate) if rate > 0 else "--"
-    fields = fields or (
-      f"{self._title}: {done:,.0f} of {self._total:,.0f} {self._unit}",
-      f"{rate:,.1f} {self._unit}/s",
-    )
-    fields = (*fields, f"{left} left")
+    form = f",.{self._digits}f"
+    amounts = f"{done:{form}} of {self._total:{form}}"
+    shown = [*fields] or [f"{self._title}: {amounts} {self._unit}"]
+    if rate > 0:  # at the beginning nothing is known of the speed
+      if not fields:
+        digits = max(1, self._digits)
+        shown.append(f"{rate:,.{digits}f} {self._unit}/s")
+      shown.append(f"{minutes((self._total - done) / rate)} left")
     if self._tty:
       columns = shutil.get_terminal_size().columns - 1
-      tell(fit(fields, columns)[:columns], end="")
+      tell(fit(shown, columns)[:columns], end="")
     else:
-      tell(fit((time.strftime("%H:%M:%S"), *fields)))
+      tell(fit([time.strftime("%H:%M:%S"), *shown]))
 
 
 def fit(fields: Sequence[str], columns: int = 80) -> str:

@@ -229,9 +229,9 @@ def _lines(summary: Summary, settings: CorpusSettings) -> list[str]:
   notes = [] if settings.corpus else [WIKIPEDIA_NOTE]
   if summary.cut:
     notes.append(
-      f"Only {counted(summary.cut, 'document')} (blank lines and file ends "
-      f"separate them): cut into pieces of up to {cleaning.PIECE_SENTENCES} "
-      "sentences, which count as documents."
+      f"{counted(summary.cut, 'document')}, fewer than "
+      f"{cleaning.MIN_DOCUMENTS}: pieces of up to {cleaning.PIECE_SENTENCES} "
+      "sentences count as documents. In plain text blank lines separate them."
     )
   return lines + [textwrap.fill(note, 80) for note in notes]
 

@@ -38,12 +38,16 @@ def test_lines_say_when_how_much_how_fast_and_how_long(now, capsys):
   with console.Progress("reading", 1500.0, "MB", 300.0) as progress:
     for now[0] in (1.0, 5.0, 6.0, 9.9, 11.0):
       progress.at(300.0 + 20.0 * now[0])
-  console.Progress("reading", 10, "MB", seconds=0).at(0)
+  console.Progress("reading", 2, "pieces", seconds=0).at(0)
+  with console.Progress("reading", 0.04, "MB") as progress:
+    progress.at(0.01, seconds=2.0, now=True)
   assert capsys.readouterr().err.splitlines() == [
-    "23:59:59  reading: 300 of 1,500 MB  0.0 MB/s  -- left",
+    "23:59:59  reading: 300 of 1,500 MB",
     "23:59:59  reading: 400 of 1,500 MB  20.0 MB/s  0:55 left",
     "23:59:59  reading: 520 of 1,500 MB  20.0 MB/s  0:49 left",
-    "23:59:59  reading: 0 of 10 MB  0.0 MB/s  -- left",
+    "23:59:59  reading: 0 of 2 pieces",
+    "23:59:59  reading: 0.000 of 0.040 MB",
+    "23:59:59  reading: 0.010 of 0.040 MB  0.005 MB/s  0:06 left",
   ]
 
 
@@ -67,7 +71,7 @@ def test_the_end_is_told_by_recent_work(now, capsys):
 def test_what_is_no_work_does_not_move_the_end(now, capsys):
   """An evaluation takes the clock on, and no seconds of work."""
   progress = console.Progress("training", 100, "updates", 1)
-  assert left(progress, capsys, 1, seconds=0.0) == "-- left"  # compiled
+  assert left(progress, capsys, 1, seconds=0.0) == "training: 1 of 100 updates"
   now[0] = 500.0
   assert left(progress, capsys, 2, seconds=2.0) == "3:16 left"
   now[0] = 900.0
@@ -96,9 +100,9 @@ def test_a_terminal_has_one_line_that_is_rewritten(now, monkeypatch):
   console.tell("done")
   clear = "\r\x1b[K"
   assert terminal.getvalue() == (
-    f"reading: 0 of 10 MB  0.0 MB/s  -- left{clear}none  -- left"
-    f"{clear}a file is empty\nanother\nnone so far  -- left{clear}"
-    "all  -- left\ndone\n"
+    f"reading: 0 of 10 MB{clear}none"
+    f"{clear}a file is empty\nanother\nnone so far{clear}"
+    "all\ndone\n"
   )
 
 
