@@ -30,9 +30,6 @@ class HuggingFaceWeights(Checkpoint):
     )
     self.shapes = {n: list(value.shape) for n, value in self._values.items()}
     self.left_out = [f"{name} (follows from the rest)" for name in tied]
-    self.left_out += [
-      f"{key} of config.json (unknown)" for key in known.left_out
-    ]
 
   def __getitem__(self, name: str) -> np.ndarray:
     return self._values[name]

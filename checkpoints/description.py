@@ -51,6 +51,13 @@ _TASK = {
 }  # fmt: skip
 
 
+# Flags that count when a run begins, and do nothing to a start that resumes it.
+ORIGIN = (
+  "init_checkpoint", "initial_weights", "cooldown_from", "rewarmup",
+  "other_vocabulary",
+)  # fmt: skip
+
+
 @dataclasses.dataclass(frozen=True)
 class Description:
   """What the files of one folder say; without a file its part is empty."""
@@ -210,6 +217,17 @@ class Description:
 NOTHING = Description("", (), {})
 
 
+def of_one_run(flags: dict, first: dict) -> dict:
+  """The flags of a start that resumes, with those of `ORIGIN` as at `first`."""
+  kept = {}
+  for name, value in flags.items():
+    if name not in ORIGIN:
+      kept[name] = value
+    elif name in first:
+      kept[name] = first[name]
+  return kept
+
+
 def read(folder: str) -> Description:
   """What a folder says; "" is none. Raises `DataError` for a damaged file."""
   remedy = (
@@ -222,13 +240,22 @@ def read(folder: str) -> Description:
     is_there = bool(folder) and os.path.exists(path)
     contents.append(json_files.read_own(path, remedy, form) if is_there else {})
   run, task = contents
-  # From here on each start has these keys.
-  lacking: dict = {"flags": {}, "plan": None, "data": None}
-  starts = tuple({**lacking, **start} for start in run.get("runs", ()))
+  # Older versions wrote flags of `ORIGIN` also as a resumed run was given them.
+  # A start at the first one's update found nothing saved, and began anew.
+  starts, first = list[dict](), dict[str, Any]()
+  for start in run.get("runs", ()):
+    # From here on each start has these keys.
+    start = {"flags": {}, "plan": None, "data": None, **start}
+    step = start.get("first_update", 0)
+    if start["plan"] and first and first.get("first_update", 0) < step:
+      start["flags"] = of_one_run(start["flags"], first["flags"])
+    elif start["plan"]:
+      first = start
+    starts.append(start)
   notes: list[str] = []
   if huggingface_folder.is_folder(folder):
     task, notes = huggingface_folder.read_task(folder, task)
-  return Description(folder, starts, task, tuple(notes))
+  return Description(folder, tuple(starts), task, tuple(notes))
 
 
 def folder_of(checkpoint: str | None) -> str:

@@ -33,6 +33,11 @@ def read_task(folder: str, saved: dict) -> tuple[dict, list[str]]:
     if name in tensors:
       shapes |= {weight.name: tensors[name] for weight in of_tensor}
   in_files: dict = {"task": weights.kind_of(known.config, shapes)}
+  if known.left_out:
+    notes.append(
+      f"{folder}: keys of {huggingface_config.CONFIG_FILE} are not known, and "
+      f"have no effect here: {', '.join(known.left_out)}"
+    )
   for head in tasks.LABELLED:
     if head.bias not in shapes:
       continue

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import time
 
-from checkpoints import description
+from checkpoints import checkpoint_files, description
 from common import json_files
 from common import tensorflow_v1 as later
 from common.errors import UserError
@@ -115,18 +115,21 @@ def write_start(config, task, step: int) -> None:
   if task:
     path = os.path.join(config.output_dir, description.CONFIG_FILE)
     json_files.write(path, config.bert.to_dict())
+  before, flags = description.read(config.output_dir), config.as_dict()
+  if checkpoint_files.has_begun(config.output_dir):
+    last = before.training or {"flags": {}}
+    flags = description.of_one_run(flags, last["flags"])
   start = {
     "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     "first_update": step,
-    "flags": config.as_dict(),
+    "flags": flags,
     "plan": dataclasses.asdict(task.plan) if task else None,
     "data": task.source.describe() if task else None,
     "versions": versions(),
     "devices": [d.name for d in later.tf.config.list_physical_devices()],
   }
-  starts = description.read(config.output_dir).starts
   path = os.path.join(config.output_dir, description.RUN_FILE)
-  json_files.write(path, {"runs": [*starts, start]})
+  json_files.write(path, {"runs": [*before.starts, start]})
 
 
 def keep_vocabulary(config, manifests: dict) -> None:

@@ -130,28 +130,33 @@ def find_origin(run: str, present: dict) -> Origin:
   if branch:
     branch = run_start.cooldown(branch, about, folder == run)
     notes.append(f"--cooldown_from={present['cooldown_from']}: {branch}")
-  if init and begun:
-    init, ignored = _ignored(init, about)
+  if begun:
+    init, ignored = _ignored(present, about)
     notes += ignored
   chosen = branch if branch and not begun else ""
   continues = begun or bool(branch)
   return Origin(about, continues, init, branch, None, chosen, tuple(notes))
 
 
-def _ignored(init: str, about: Description) -> tuple[str, list[str]]:
-  """The checkpoint that a resumed run was started from; lines about it."""
-  # The flag means nothing to it, but the same command must go on resuming it.
-  if not os.path.isdir(init):
-    return checkpoint_files.prefix_of(init), []
-  flags = about.training["flags"] if about.training else {}
-  path = flags.get("init_checkpoint") or ""
-  if path == init or path.startswith(os.path.join(init, "")):
-    return path, []
+def _ignored(present: dict, about: Description) -> tuple[str | None, list[str]]:
+  """The checkpoint that a resumed run was started from; lines about flags."""
+  # They mean nothing to it, but the same command must go on resuming it.
+  was = about.training["flags"] if about.training else {}
+  init, path = present.get("init_checkpoint"), was.get("init_checkpoint") or ""
+  named, ignored = checkpoint_files.prefix_of(init) if init else None, []
+  if init and path != named and not path.startswith(os.path.join(init, "")):
+    ignored.append("init_checkpoint")
+  for name in ("initial_weights", "rewarmup"):
+    if name in present and present[name] != was.get(name, present[name]):
+      ignored.append(name)
+  lines = []
   start = f"was started from {path}" if path else "has begun"
-  return path or init, [
-    f"--init_checkpoint={init} is ignored: {about.folder} holds a run that "
-    f"{start}"
-  ]
+  for name in ignored:
+    lines.append(
+      f"--{name}={agreement.shown(present[name])} is ignored: {about.folder} "
+      f"holds a run that {start}"
+    )
+  return init and (path or named), lines
 
 
 def _of_model(present: dict, origin: Origin) -> tuple[dict, list[str]]:

@@ -18,10 +18,12 @@ CONFIG_FILE = "config.json"
 # Keys without effect on the numbers, or known from others.
 _WITHOUT_EFFECT = set(
   "_name_or_path architectures auto_map bos_token bos_token_id "
-  "classifier_dropout clf_pooling cls_token_id deterministic_flash_attn "
-  "dtype eos_token eos_token_id gradient_checkpointing hidden_dropout "
-  "id2label initializer_cutoff_factor label2id layer_norm_eps mask_token "
-  "mask_token_id mlp_dropout model_type pad_token pad_token_id "
+  "chunk_size_feed_forward classifier_dropout clf_pooling cls_token_id "
+  "deterministic_flash_attn dtype eos_token eos_token_id finetuning_task "
+  "gradient_checkpointing hidden_dropout id2label initializer_cutoff_factor "
+  "label2id layer_norm_eps mask_token mask_token_id mlp_dropout model_type "
+  "num_labels output_attentions output_hidden_states output_past pad_token "
+  "pad_token_id return_dict torchscript use_bfloat16 "
   "position_embedding_type pretraining_tp problem_type reference_compile "
   "repad_logits_with_grad sep_token_id sparse_pred_ignore_index "
   "sparse_prediction tie_word_embeddings torch_dtype transformers_version "
@@ -33,6 +35,7 @@ _FORM = {
   "model_type?": (*TYPES,), "pad_token_id?": (int, None),
   "max_position_embeddings?": int, "global_attn_every_n_layers?": int,
   "layer_types?": ([str], None), "rope_parameters?": (_LAYERS, None),
+  "sliding_window?": (range(1 << 30), None), "rope_scaling?": (dict, None),
 }  # fmt: skip
 
 _REGRESSION, _SINGLE_LABEL = "regression", "single_label_classification"
@@ -137,13 +140,15 @@ def from_huggingface_config(content: dict, source: str) -> ReadConfig:
   try:
     json_files.expect(content, _FORM)
     kind = TYPES[content.get("model_type", "bert")]
-    values = kind.read(content)
+    complete = kind.complete(content)
+    values = kind.read(complete)
   except ValueError as e:
     raise UserError(f"{source}: {e}: this model cannot be converted") from e
   config = BertConfig.from_dict(values, source)
-  known = {**kind.checked, **kind.write(config, {})}
+  known = kind.checked | {"head_dim": config.head_size}
+  known |= kind.write(config, {})
   for name, default in kind.checked.items():
-    value = content.get(name, default)
+    value = complete.get(name, default)
     if value not in (None, known[name]):
       raise UserError(
         f"{source}: {name} is {reprlib.repr(value)}, not {known[name]!r}: this "

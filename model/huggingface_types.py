@@ -58,11 +58,12 @@ class Key(NamedTuple):
 
 
 # google/bert's gelu is the approximation by tanh, Hugging Face's the exact one.
-_EXACT = {"gelu": "gelu_erf"}
+_EXACT = {"gelu": "gelu_erf", "gelu_python": "gelu_erf"}
 _ACTIVATIONS = _EXACT | {
   "relu": "relu", "tanh": "tanh", "linear": "linear", "silu": "silu",
-  "swish": "silu", "gelu_python": "gelu_erf",
-  **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu"),
+  "swish": "silu", "gelu_new": "gelu", "gelu_fast": "gelu",
+  "gelu_pytorch_tanh": "gelu", "gelu_python_tanh": "gelu",
+  "gelu_accurate": "gelu",
 }  # fmt: skip
 _POOLINGS = {"cls": "cls", "mean": "mean"}
 # "late" is the mean of a layer's outputs, which is its output of the mean.
@@ -87,6 +88,8 @@ class ModelType:
   keys: dict[str, Key]  # by our name
   # The values of our keys that this type has always, where they are not BERT's.
   implied: dict[str, Any] = {}
+  # What else has several words for one meaning, beside keys of ours.
+  others: tuple[Key, ...] = ()
   # Special tokens whose ids config.json has.
   special: dict[str, str] = _PAD
   # Keys of which we know one value, if a file says more than null: the one that
@@ -115,12 +118,19 @@ class ModelType:
     return content
 
   def complete(self, content: dict) -> dict:
-    """A config.json with all of `keys`."""
-    return {key.name: key.default for key in self.keys.values()} | content
+    """A config.json with all of `keys`, in the words that `write` has.
+
+    ValueError for a value that we cannot be.
+    """
+    keys = [*self.keys.values(), *self.others]
+    content = {key.name: key.default for key in keys} | content
+    for key in keys:
+      if content[key.name] is not None:
+        content[key.name] = key.encode(key.decode(content[key.name]))
+    return content
 
   def read(self, content: dict) -> dict:
-    """Our keys' values; ValueError for one that we cannot be."""
-    content = self.complete(content)
+    """Our keys' values, of a config.json that is `complete`."""
     values = {k: key.decode(content[key.name]) for k, key in self.keys.items()}
     return {**self.implied, **values}
 
@@ -129,7 +139,8 @@ class ModelType:
   ) -> list[str]:
     """Our keys of which the written config.json says another model."""
     content = self.write(config, ids)
-    keys = config.differences(BertConfig(**self.read(content)))
+    again = self.read(self.complete(content))
+    keys = config.differences(BertConfig(**again))
     if any(head.reads_pooled for head in heads):
       return keys
     return [key for key in keys if key != "classifier_pooling"]
@@ -275,9 +286,11 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"  # types of layers
 _PLAIN = {"rope_type": "default"}  # rotary positions without a scale
 
 
-def _theta(rope: dict | None, otherwise):
-  """The wavelength of rope_parameters, or `otherwise`."""
-  return (rope or {}).get("rope_theta", otherwise)
+def _rope(rope: dict | None, theta) -> dict:
+  """Rotary positions with what is not said, by the newer name of their type."""
+  rope = {"rope_theta": theta, **(rope or {})}
+  kind = rope.pop("type", _PLAIN["rope_type"])
+  return {"rope_type": kind, **rope}
 
 
 class _PreNorm(ModelType):
@@ -291,6 +304,14 @@ class _PreNorm(ModelType):
   body = w.ENCODER, w.TRANSFORM
   layer: dict[str, str]  # a layer's scope here -> its module there
   norms: tuple[str, str]  # before a layer's attention, and after the last one
+  checked = {**ModelType.checked, "head_dim": None, "rope_parameters": None}
+
+  def complete(self, content):
+    content = super().complete(content)
+    # A scaling of this type is none.
+    if _rope(content.get("rope_scaling"), None) == _rope({}, None):
+      content["rope_scaling"] = None
+    return content
 
   def module(self, scope, layers):
     if scope in self.modules:
@@ -322,9 +343,10 @@ class _ModernBert(_PreNorm):
   )  # fmt: skip
   implied = {**_PreNorm.implied, "scaled_initializer": True}
   special = {**_ENDS, "cls_token_id": "cls", "sep_token_id": "sep"}
-  checked = ModelType.checked | {
+  others = (Key("classifier_activation", "gelu", _ACTIVATIONS),)
+  checked = _PreNorm.checked | {
     "classifier_activation": "gelu", "layer_types": None,
-    "rope_parameters": None,
+    "sliding_window": None,
   }  # fmt: skip
   heads = MASKED_LM, QUESTIONS, LABELS, tasks.TOKENS
   modules = {
@@ -370,11 +392,18 @@ class _ModernBert(_PreNorm):
       if _FULL in types[1:]:
         every = types.index(_FULL, 1)
       content["global_attn_every_n_layers"] = every
+    # transformers 5 reads it also where it contradicts the older key.
+    window = content.pop("sliding_window", None)
+    if window is not None:
+      content["local_attention"] = 2 * window or 1
     ropes = content.get("rope_parameters") or {}
-    theta = _theta(ropes.get(_FULL), content["global_rope_theta"])
+    full = _rope(ropes.get(_FULL), content["global_rope_theta"])
     # To transformers 4, null is the wavelength of the other layers.
-    local = _theta(ropes.get(_SLIDING), content["local_rope_theta"] or theta)
-    return {**content, "global_rope_theta": theta, "local_rope_theta": local}
+    theta = content["local_rope_theta"] or full["rope_theta"]
+    sliding = _rope(ropes.get(_SLIDING), theta)
+    content["rope_parameters"] = {**ropes, _FULL: full, _SLIDING: sliding}
+    content["global_rope_theta"] = full["rope_theta"]
+    return {**content, "local_rope_theta": sliding["rope_theta"]}
 
 
 class _EuroBert(_PreNorm):
@@ -398,7 +427,6 @@ class _EuroBert(_PreNorm):
     "embedding_norm": False, "mlm_head": False, "attention_output_dropout": 0.0,
   }  # fmt: skip
   special = {**_ENDS, "mask_token_id": "mask"}
-  checked = {**ModelType.checked, "head_dim": None, "rope_parameters": None}
   heads = MASKED_LM, tasks.TOKENS
   modules = {
     _WORDS: "model.embed_tokens",
@@ -424,8 +452,9 @@ class _EuroBert(_PreNorm):
 
   def complete(self, content):
     content = super().complete(content)
-    theta = _theta(content.get("rope_parameters"), content["rope_theta"])
-    return {**content, "rope_theta": theta}
+    rope = _rope(content.get("rope_parameters"), content["rope_theta"])
+    theta = rope["rope_theta"]
+    return {**content, "rope_parameters": rope, "rope_theta": theta}
 
 
 TYPES = {t.name: t for t in (_Bert(), _Roberta(), _ModernBert(), _EuroBert())}

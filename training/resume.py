@@ -103,8 +103,8 @@ def _start(run) -> None:
 def facts_of(config, plan=None, data: dict | None = None) -> dict:
   """The facts of this start, as `Description.facts` has the last one's."""
   plan = dataclasses.asdict(plan) if plan else None
-  known = agreement.of_start(config.as_dict(), plan, data)
-  return known | {"task": config.kind}
+  flags = description.of_one_run(config.as_dict(), {})  # the rest may change
+  return agreement.of_start(flags, plan, data) | {"task": config.kind}
 
 
 def check_run(config, plan, before: Description) -> None:

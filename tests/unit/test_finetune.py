@@ -225,7 +225,7 @@ def test_a_run_keeps_what_it_started_from(tmp_path, pretrained, finished):
   assert "which this run was started" not in lines[0]
   shutil.rmtree(pretrained)
   config, _ = settled_flags(**given, init_checkpoint=str(pretrained))
-  assert config.init_checkpoint == str(pretrained)
+  assert config.init_checkpoint == start
   given = dict(do_predict=True, predict_file="x", output_dir=str(folder))
   assert settled_flags(**given)[0].tokenizer().vocab_size > 50
 

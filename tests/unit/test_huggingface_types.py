@@ -126,12 +126,25 @@ def ropes(full, near):
     ({"layer_types": [FULL, NEAR, NEAR, NEAR],
       "global_attn_every_n_layers": 7}, {"global_attn_every_n_layers": 7}),
     (ropes(5.0, 4.0), {"global_rope_theta": 5.0, "local_rope_theta": 4.0}),
+    ({"rope_parameters": {FULL: {"rope_theta": 5.0}}},
+     {"global_rope_theta": 5.0, "local_rope_theta": 10000.0}),
+    ({"rope_parameters": {NEAR: {"type": "default", "rope_theta": 4.0}},
+      "rope_scaling": {"type": "default"}}, {"local_rope_theta": 4.0}),
+    ({"sliding_window": 8}, {"local_attention": 16}),
+    ({"sliding_window": None, "head_dim": 16}, {"local_attention": 128}),
+    (dict(hidden_activation="swish", classifier_activation="silu"),
+     {"hidden_act": "silu"}),
+    (dict(hidden_activation="gelu_python"), {"hidden_act": "gelu_erf"}),
+    (dict(hidden_activation="gelu_new", classifier_activation="gelu_fast"),
+     {"hidden_act": "gelu"}),
     ({"attention_dropout": 0.2},
      {"attention_probs_dropout_prob": 0.2, "attention_output_dropout": 0.2}),
   ],
 )  # fmt: skip
 def test_files_of_all_versions_are_read_right(change, keys):
-  config = reread({**OLD, **change}).config
+  again = reread({**OLD, **change})
+  config = again.config
+  assert not again.left_out
   wanted = dict(
     position_type="rotary", norm_eps=1e-5, norm_bias=False, gated=True,
     hidden_act="gelu_erf", classifier_pooling="cls", type_vocab_size=0,
@@ -231,7 +244,9 @@ def test_keys_of_one_value_are_checked(name):
     ({**OLD, "layer_types": 5}, "layer_types is 5, not a list"),
     ({**OLD, "rope_parameters": {FULL: {**rope(5.0), "factor": 4},
                                  NEAR: rope(4.0)}}, "there: rope_parameters"),
-    ({**OLD, "rope_parameters": {FULL: rope(5.0)}}, "there: rope_parameters"),
+    ({**OLD, "rope_parameters": rope(5.0)}, "there: rope_parameters"),
+    ({**OLD, "rope_scaling": rope(5.0)}, "there: rope_scaling is"),
+    ({**OLD, "head_dim": 8}, "there: head_dim is 8, not 16"),
     ({**OLD, "local_rope_theta": -1}, "local_rope_theta is -1, not > 0"),
     ({**OLD, "classifier_pooling": "max"}, "is 'max', not one of cls, mean"),
     ({**OLD, "hidden_activation": "relu"}, "activation is 'gelu', not 'relu'"),

@@ -9,9 +9,12 @@ import runs
 from scipy import sparse, special
 
 import input_pipeline
+from checkpoints import description
+from common import json_files
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from config.bert_config import BertConfig
+from interop import run_settings
 from model import attention, initial_weights, kernels
 from records import cooccurrences, tf_example, tfrecord, unigrams
 
@@ -280,3 +283,33 @@ def test_a_checkpoint_wins_over_them(tiny_run, tmp_path):
       tiny_run, tmp_path / "again",
       init_checkpoint=str(tmp_path / "whole" / "model.ckpt-1"), **given,
     )  # fmt: skip
+
+
+def test_what_began_a_run_is_a_fact_of_its_first_start(tiny_run, tmp_path):
+  """Not of one that resumes it, nor of an older version's file that says so."""
+  folder, given = tmp_path / "whole", {**GIVEN, "num_train_steps": 2}
+  other = dict(init_checkpoint="other", initial_weights="informed")
+  runs.trained(tiny_run, folder, **GIVEN)
+  runs.pretrain(tiny_run, folder, rewarmup=False, **other, **given)
+  path = folder / "run.json"
+  content = json_files.read(str(path))
+  old = {**content["runs"][1], "first_update": 1}
+  old["flags"] = {**old["flags"], **other, "learning_rate": 7.0}
+  for starts in (content["runs"], [content["runs"][0], old]):
+    json_files.write(str(path), {"runs": starts})
+    flags = description.read(str(folder)).training["flags"]
+    assert flags["init_checkpoint"] is None and flags["rewarmup"]
+    assert flags["initial_weights"] == "random"
+  assert flags["learning_rate"] == 7.0
+  # A start that saved nothing did not begin the run that there is.
+  json_files.write(str(path), {"runs": [{**old, "first_update": 0}] * 2})
+  flags = description.read(str(folder)).training["flags"]
+  assert flags["initial_weights"] == "informed"
+  json_files.write(str(path), content)
+  given = dict(other, init_checkpoint="./other", rewarmup=False)
+  lines = run_settings.find_origin(str(folder), given).lines
+  end = f" is ignored: {folder} holds a run that has begun"
+  assert [line.removesuffix(end) for line in lines] == [
+    "--init_checkpoint=./other", "--initial_weights=informed",
+    "--rewarmup=false",
+  ]  # fmt: skip

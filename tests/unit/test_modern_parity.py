@@ -68,7 +68,7 @@ THEIRS = {
     "ModernBertForMaskedLM",
     {
       **IDS, "global_attn_every_n_layers": 2, "local_attention": 128,
-      "hidden_activation": "silu", "classifier_activation": "silu",
+      "hidden_activation": "silu", "classifier_activation": "swish",
       "decoder_bias": False,
     },
   ),
