@@ -109,20 +109,21 @@ def read(file: str) -> TokenizerFolder:
     for name in names:
       if name in ids:
         special.setdefault(role, name)
-  around = {}
-  for count in (1, 2):
-    around[count] = _around(file, content["post_processor"], count)
-  adds_none = not any(around[2]) and {"cls", "sep"} <= special.keys()
+  processor = content["post_processor"]
+  adds_none = not any(_around(file, processor, 2))
+  adds_none = adds_none and {"cls", "sep"} <= special.keys()
   if adds_none:
     # The file adds no special tokens; this project always does.
     cls, sep = special["cls"], special["sep"]
     template = bert_template(cls, sep, ids)
+    if _family(config) in _LIKE_GPT2:
+      template = _roberta_template(cls, sep, ids)
     steps = [json.loads(template.__getstate__())]
-    if content["post_processor"]:
-      steps.insert(0, content["post_processor"])
-    content["post_processor"] = {"type": "Sequence", "processors": steps}
-    around = {1: [[ids[cls]], [ids[sep]]]}
-    around[2] = [*around[1], [ids[sep]]]
+    if processor:
+      steps.insert(0, processor)
+    processor = {"type": "Sequence", "processors": steps}
+    content["post_processor"] = processor
+  around = {1: _around(file, processor, 1), 2: _around(file, processor, 2)}
   is_changed = content != before or has_merges(file)
   return TokenizerFolder(
     content, config, special, around, adds_none, is_changed
@@ -167,6 +168,13 @@ def bert_template(cls: str, sep: str, ids: dict[str, int], second: int = 1):
   )
 
 
+def _roberta_template(cls: str, sep: str, ids: dict[str, int]):
+  """<s> A </s> and <s> A </s></s> B </s>."""
+  return processors.RobertaProcessing(
+    (sep, ids[sep]), (cls, ids[cls]), add_prefix_space=False
+  )
+
+
 def _name(token):
   """An AddedToken is written as its text, or with its properties."""
   return token["content"] if isinstance(token, dict) else token
@@ -184,6 +192,11 @@ def _config_of(file: str) -> dict:
       for key, value in json_files.read(path, _FORM).items():
         if f"{key}?" in _FORM:
           config[key] = value
+  decoder = config.get("added_tokens_decoder") or {}
+  try:
+    json_files.expect([*decoder.values()], [{"content": str}])
+  except ValueError as e:
+    raise DataError(f"{paths[-1]}: added_tokens_decoder: {e}") from e
   path = os.path.join(folder, _CONFIG_FILE)
   if os.path.exists(path) and not config.get("tokenizer_class"):
     # transformers takes the class of the model's type.
@@ -194,16 +207,22 @@ def _config_of(file: str) -> dict:
   return config
 
 
+def _family(config: dict) -> str:
+  """A class without its end, or a model's type, in small letters."""
+  name = config.get("tokenizer_class") or ""
+  return re.sub("tokenizer(fast)?$", "", name.lower())
+
+
 def _of_merges(file: str) -> Tokenizer:
   """RoBERTa's tokenizer, of vocab.json and merges.txt beside it."""
   vocab, pairs = json_files.read(file, {}), []
-  lines = input_files.read(merges_beside(file)).decode().splitlines()
-  for line in lines:
-    if line and not line.startswith("#version"):
-      pairs.append(tuple(line.split(" ")))
+  merges = input_files.read(merges_beside(file))
   try:
+    for line in merges.decode().splitlines():
+      if line and not line.startswith("#version"):
+        pairs.append(tuple(line.split(" ")))
     tokenizer = Tokenizer(models.BPE(vocab, pairs))
-    sep, cls = ("</s>", vocab["</s>"]), ("<s>", vocab["<s>"])
+    template = _roberta_template("<s>", "</s>", vocab)
   except Exception as e:  # the library has no other class
     raise DataError(
       f"{file}: not RoBERTa's vocabulary with merges.txt: {e!r}"
@@ -212,17 +231,14 @@ def _of_merges(file: str) -> Tokenizer:
   tokenizer.decoder = decoders.ByteLevel()
   # RoBERTa's mask stands for a word with the space before it.
   mask = AddedToken("<mask>", lstrip=True, special=True)
-  tokenizer.add_special_tokens([cls[0], sep[0], mask])
-  tokenizer.post_processor = processors.RobertaProcessing(
-    sep, cls, add_prefix_space=False
-  )
+  tokenizer.add_special_tokens(["<s>", "</s>", mask])
+  tokenizer.post_processor = template
   return tokenizer
 
 
 def _lay_over(content: dict, config: dict, ids: dict[str, int]) -> None:
   """Changes tokenizer.json's `content` as transformers does by its config."""
-  family = config.get("tokenizer_class") or ""
-  family = re.sub("tokenizer(fast)?$", "", family.lower())
+  family = _family(config)
   normalizer, splitter = content["normalizer"], content["pre_tokenizer"]
   if (
     family in _LIKE_BERT and (normalizer or {}).get("type") == "BertNormalizer"

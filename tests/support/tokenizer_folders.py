@@ -335,6 +335,9 @@ def _folders():
     "roberta, vocab.json, a space before", None,
     _named(ROBERTAS, roberta, **said), "roberta", dict(files),
   )  # fmt: skip
+  add(
+    "roberta without template", bpe()[0], _named(ROBERTAS, roberta), "roberta"
+  )
   # Where no file names a class, it follows from the model's type.
   add("bert, no class, cased", wordpiece()[0], {"do_lower_case": False})
   add("bert, no class", wordpiece(False)[0], {"model_max_length": 64})

@@ -81,26 +81,22 @@ def tokenize(folder, texts_file, ids_file):
 
 def encode(folder, ids_file):
   """Writes the ids of a folder's texts.json, with special tokens."""
-  try:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-  except Exception as e:  # a folder of another version's
-    with open(ids_file, "w", encoding="utf-8") as f:
-      json.dump({"error": repr(e)}, f)
-    return
   with open(f"{folder}/texts.json", encoding="utf-8") as f:
     texts = json.load(f)
-  words, masked = texts.pop("words"), texts["mask"]
-  masked = masked.replace("[MASK]", tokenizer.mask_token)
-  result = {
-    "single": [tokenizer(text)["input_ids"] for text in texts["single"]],
-    "pair": tokenizer(*texts["pair"])["input_ids"],
-    "mask": tokenizer(masked)["input_ids"],
-  }
+  result = {"version": transformers.__version__}
   try:
-    split = tokenizer(words, is_split_into_words=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    masked = texts["mask"].replace("[MASK]", tokenizer.mask_token)
+    result |= {
+      "single": [tokenizer(text)["input_ids"] for text in texts["single"]],
+      "pair": tokenizer(*texts["pair"])["input_ids"],
+      "mask": tokenizer(masked)["input_ids"],
+    }
+    split = tokenizer(texts["words"], is_split_into_words=True)
     result["words"] = split["input_ids"]
-  except AssertionError as e:  # RoBERTa's, unless texts begin with a space
-    result["words"] = str(e)
+  except Exception as e:
+    # A folder of version 5's, or RoBERTa's words without a space before them.
+    result["words"] = repr(e)
   with open(ids_file, "w", encoding="utf-8") as f:
     json.dump(result, f)
 

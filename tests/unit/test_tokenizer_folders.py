@@ -33,7 +33,10 @@ WITHOUT_TEMPLATE = (
 )  # fmt: skip
 
 
-NEW = ("class of transformers 5", "entity marks of transformers 5")
+NEW = (
+  "class of transformers 5", "entity marks of transformers 5",
+  "roberta without template",
+)  # fmt: skip
 
 
 def file_of(name):
@@ -89,11 +92,12 @@ def publish(encoder, folder, name):
 def test_a_folder_is_read_and_written_as_transformers_does(tmp_path, name):
   encoder = encoder_of(tmp_path / "read", name)
   ids, want = ids_of(encoder), KEPT[name]
-  if name in WITHOUT_TEMPLATE:
-    assert ids["single"] != want["single"]
+  if encoder.has_default_template:
     _, lines = tokenizer_files.load({"tokenizer_file": encoder.file}, None)
     assert "it adds no special tokens" in lines[0]
-    want = with_default_template(want, encoder)
+    if name in WITHOUT_TEMPLATE:
+      assert ids["single"] != want["single"]
+      want = with_default_template(want, encoder)
   assert ids == want
   # What is published alone gives these ids, without its config beside it.
   library = publish(encoder, tmp_path / "written", name)
@@ -134,8 +138,7 @@ def test_transformers_reads_the_same(tmp_path, part, peer):
   peer(jobs)
   for name, (_, _, file) in zip(FOLDERS, jobs, strict=True):
     result = json.loads(pathlib.Path(file).read_text())
-    if "error" in result:  # transformers 4
-      assert part == "read" and name in NEW, result
+    if result.pop("version") < "5" and part == "read" and name in NEW:
       continue
     if part == "words":
       assert result["words"] == word_ids(encoders[name]), name
