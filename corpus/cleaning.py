@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from common import errors, json_files, stores
+from common import json_files, stores
 from common.console import counted
 from corpus import documents, filters, near_duplicates, prose, text_files
 from corpus.report import Summary
@@ -39,6 +39,7 @@ _CHUNK_CHARS = 2 << 20  # of the documents that a worker holds at a time
 _PART_HASHES = 4 << 20  # that a worker sorts at a time
 _END = b"\0"  # of an item in a file: text holds no NUL, see text_files.py
 _REMEDY = "start the same command again"
+_COMPARED_PAIRS, _SHOWN_BYTES = 50, 400  # for a pair in the report
 _line_hash = functools.partial(hashlib.blake2b, digest_size=8)
 # Reasons for which a document is not in the corpus, beside the filters' names.
 _EMPTY, _EVALUATED = "empty", "shared with an evaluation set"
@@ -160,13 +161,18 @@ def _filter_chunk(
   """Writes the chunk of a batch of documents, without what filters remove."""
   ids: list[bytes] = []
   texts, removed, counts = [], [], filters.Counts()
+  passed = filters.Counts()
   line_hashes, line_documents = [], []  # documents' numbers in the chunk
   for document in batch:
     name = " ".join(document.id.split()).encode()
+    if not any(document.lines):
+      removed.append(_removed(name, _EMPTY))
+      continue
     lines, reason = rules.filters.clean(document.lines, counts)
     if reason:
       removed.append(_removed(name, f"filter {reason}"))
       continue
+    filters.signs_of(lines, passed)
     text = "\n".join(lines).encode()
     if rules.max_line_documents:
       for line in text.split(b"\n"):
@@ -183,6 +189,7 @@ def _filter_chunk(
       "documents": len(ids),
       "lines": len(line_hashes),
       "filters": counts,
+      "passed": passed,
     },
     {"ids": ids, "text": texts, "removed": removed},
     {
@@ -325,12 +332,14 @@ class _Corpus:
     if self.is_cut:
       keys_of_pieces = [key for key, _ in self.texts()]
       ranked = np.unique(np.array(keys_of_pieces, np.uint64))
+    self.problem, self.limit = "", 0
     if len(ranked) < 4:
-      raise errors.DataError(
+      self.problem = (
         f"{counted(len(ranked), 'different document')}: too few to train on "
         "and to hold some out: give more text (blank lines and file ends "
         "separate documents)"
       )
+      return
     share = round(len(ranked) * rules.heldout_fraction)
     # Lower keys are held out. New text moves few documents.
     self.limit = int(ranked[min(max(2, share), len(ranked) - 2)])
@@ -362,9 +371,43 @@ class _Corpus:
         reason = _EQUAL if self.is_equal[number] else _SIMILAR
         yield _removed(name, reason, firsts[int(self.firsts[number])])
 
+  def pair(self) -> list[str]:
+    """The least similar of some near-duplicates: `Summary.pair`."""
+    again = np.flatnonzero(~self.is_first & ~self.is_equal)
+    again = again[:: 1 + len(again) // _COMPARED_PAIRS]
+    wanted = {*again.tolist(), *self.firsts[again].tolist()}
+    texts = {}
+    both = zip(self._items("ids"), self._items("text"), strict=True)
+    for index, named in enumerate(both):
+      if index in wanted:
+        texts[index] = named
+    pairs: list[tuple[float, int, int]] = []
+    firsts = self.firsts[again].tolist()
+    for number, first in zip(again.tolist(), firsts, strict=True):
+      similarity = near_duplicates.similarity(texts[number][1], texts[first][1])
+      pairs.append((similarity, first, number))
+    if not pairs:
+      return []
+    similarity, *numbers = min(pairs)
+    (first_name, first_text), (name, text) = (texts[n] for n in numbers)
+    parts = first_name, name, *_around_difference(first_text, text)
+    return [
+      f"{similarity:.2f}",
+      *(part.decode(errors="ignore") for part in parts),
+    ]
+
   def _items(self, kind: str) -> Iterator[bytes]:
     for chunk in self._chunks:
       yield from chunk.texts(kind)
+
+
+def _around_difference(one: bytes, other: bytes) -> tuple[bytes, bytes]:
+  """What two texts have at their first difference."""
+  shared = 0
+  while one[shared : shared + 1] == other[shared : shared + 1] != b"":
+    shared += 1
+  begin = max(0, shared - _SHOWN_BYTES // 2)
+  return one[begin:][:_SHOWN_BYTES], other[begin:][:_SHOWN_BYTES]
 
 
 # The phases -------------------------------------------------------------------
@@ -447,7 +490,7 @@ def _write(
     open(os.path.join(folder, TRAIN), "wb") as train,
     open(os.path.join(folder, HELDOUT), "wb") as heldout,
   ):
-    for key, text in corpus.texts():
+    for key, text in [] if corpus.problem else corpus.texts():
       name, f = (HELDOUT, heldout) if key < corpus.limit else (TRAIN, train)
       f.write(text + b"\n\n")
       sides[name][0] += 1
@@ -458,12 +501,17 @@ def _write(
     for line in itertools.chain(*lists, corpus.duplicates()):
       removed[line.split(b"\t")[1].decode()] += 1
       f.write(line + b"\n")
-  filtered = filters.total([c.counts()["filters"] for c in sources])
+  totals = {}
+  for name in ("filters", "passed"):
+    totals[name] = filters.total([c.counts()[name] for c in sources])
   return Summary(
     read=_total(sources, "read"),
     sides=sides,
     cut=corpus.documents if corpus.is_cut else 0,
     removed=dict(removed.most_common()),
     lines_removed=_total(signed, "lines_removed"),
-    filtered=filtered,
+    filtered=totals["filters"],
+    passed=totals["passed"],
+    pair=corpus.pair(),
+    problem=corpus.problem,
   )

@@ -12,11 +12,12 @@ spaces, so filters that count them are for languages that have spaces.
 
 import dataclasses
 import functools
+import hashlib
 import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,13 +41,29 @@ _POLICY = (
   "javascript,terms of use,privacy policy,cookie policy,uses cookies,"
   "use of cookies,use cookies"
 ).split(",")
+# Languages without spaces, and the filters whose words stand between spaces.
+_UNSPACED = ("zh", "ja", "th", "lo", "km", "my")
+_COUNT_WORDS = (
+  "words line_words mean_word_length stop_words listed_words top_sequence "
+  "repeated_sequences"
+).split()
+# Of text that is no prose, or was read in a wrong encoding; it only counts.
+_SIGNS = {
+  "HTML": re.compile(
+    r"</?(p|a|b|i|br|div|span|td|tr|li|ul|h\d|img|script|style)\b[^<>]*>"
+    r"|&(nbsp|amp|lt|gt|quot|#\d+);",
+    re.I,
+  ),
+  "mojibake": re.compile("\ufffd|\xc3[\x80-\xbf]|\xe2\u20ac|\xc2[\xa0-\xbf]"),
+}
 _GOPHERS_STOP_WORDS = "the be to of and that have with".split()
+_NO_LETTERS = re.compile(r"[\W\d_]+")
 _LETTER = re.compile(r"[^\W\d_]")
 _WORD = re.compile(r"\w+")
 _LANGUAGE_CHARS = 2000  # the library walks over bytes in Python: more is slow
 _EXAMPLES, _EXAMPLE_CHARS = 3, 200  # shown of each filter
 # Of the text that a filter removed.
-_NOTHING = {"documents": 0, "lines": 0, "characters": 0, "examples": []}
+NOTHING = {"documents": 0, "lines": 0, "characters": 0, "examples": []}
 
 
 class _Document:
@@ -330,6 +347,10 @@ class _Filter(NamedTuple):
     counts.add(self.label, 1, 0, document.text)
     return None
 
+  def bounds(self) -> str:
+    """What it lets pass, for people."""
+    return f"{self.min:g} to {self.max:g}"
+
 
 class _LineFilter(_Filter):
   def apply(self, document: _Document, counts: "Counts") -> _Document | None:
@@ -350,6 +371,9 @@ class _Citations:
   """The filter that takes marks such as [12] and [edit] out of lines."""
 
   label = "citations"
+
+  def bounds(self) -> str:
+    return ""
 
   def apply(self, document: _Document, counts: "Counts") -> _Document:
     if "[" not in document.text:
@@ -408,8 +432,11 @@ class Filters:
   source: str = '{"filters": []}'
 
   @classmethod
-  def load(cls, name: str) -> "Filters":
-    """The filters of configs/filters/NAME.json, or of a file; "": none."""
+  def load(cls, name: str, language: str = "en") -> "Filters":
+    """The filters of configs/filters/NAME.json, or of a file; "": none.
+
+    DataError for those that would remove all text of the language.
+    """
     if not name:
       return cls()
     published = os.path.join(_FOLDER, f"{name}.json")
@@ -424,6 +451,7 @@ class Filters:
     try:
       lines = json_files.parse(content.decode(), {"filters": [dict]})["filters"]
       for line in lines:
+        _check_language(line, language)
         # The words decide what stays, so they replace the name of their file.
         if line.get("filter") == "listed_words" and "file" in line:
           json_files.expect(line, {"file": str})
@@ -438,6 +466,11 @@ class Filters:
       raise errors.DataError(f"{path}: {e}") from e
     return cls(source)
 
+  def bounds(self) -> Iterator[tuple[str, str]]:
+    """The label and the bounds of each filter."""
+    for one in _chain(self.source):
+      yield one.label, one.bounds()
+
   def clean(self, lines: list[str], counts: "Counts") -> tuple[list[str], str]:
     """(the lines that stay, the filter that removes the document or "")."""
     document = _Document(lines)
@@ -449,26 +482,63 @@ class Filters:
     return list(document.all_lines), ""
 
 
+def _check_language(line: dict, language: str) -> None:
+  """ValueError if a filter's words are of another language."""
+  name, remedy = line.get("filter"), "leave it out"
+  is_other = language in _UNSPACED and name in _COUNT_WORDS
+  if name == "stop_words" and "words" not in line and language != "en":
+    is_other, remedy = (
+      True,
+      'give it the "words" of your language, or ' + remedy,
+    )
+  if name == "language" and language not in ("en", line.get("code")):
+    is_other, remedy = True, f'give it "code": "{language}", or ' + remedy
+  if is_other:
+    raise ValueError(
+      f"the filter {name} would remove nearly all text of --language="
+      f"{language}: in a file of your own {remedy} (docs/data.md)"
+    )
+
+
+def signs_of(lines: list[str], counts: "Counts") -> None:
+  """Counts a text that passes with HTML or a wrong encoding in it."""
+  text = "\n".join(lines)
+  for label, pattern in _SIGNS.items():
+    if match := pattern.search(text):
+      counts.add(label, 1, 0, text[max(0, match.start() - 40) :])
+
+
 # What was removed -------------------------------------------------------------
 
 
 class Counts(dict[str, dict]):
-  """Counts and examples of removed text by the label of its filter; JSON."""
+  """Counts and examples of removed text by the label of its filter; JSON.
+
+  The examples are of different kinds, and from all over the text: those with
+  the lowest hashes of their first letters.
+  """
 
   def add(self, label: str, documents: int, lines: int, text: str) -> None:
     counts = [documents, lines, len(text), [text[:_EXAMPLE_CHARS]]]
-    self.add_up({label: dict(zip(_NOTHING, counts, strict=True))})
+    self.add_up({label: dict(zip(NOTHING, counts, strict=True))})
 
   def add_up(self, parts: dict[str, dict]) -> None:
     for label, counts in parts.items():
-      total = self.setdefault(label, _NOTHING.copy())
+      total = self.setdefault(label, NOTHING.copy())
       for name, value in counts.items():
         total[name] = total[name] + value
-      total["examples"] = total["examples"][:_EXAMPLES]
+      kinds = {_kind_of(text): text for text in reversed(total["examples"])}
+      total["examples"] = [kinds[key] for key in sorted(kinds)[:_EXAMPLES]]
+
+
+def _kind_of(text: str) -> bytes:
+  """The same for texts that begin alike, but for numbers; as if by chance."""
+  begin = _NO_LETTERS.sub("", text.lower())[:20]
+  return hashlib.blake2b(begin.encode(), digest_size=8).digest()
 
 
 def total(parts: Iterable[dict]) -> Counts:
-  """The sum of counts; the examples are the first ones."""
+  """The sum of counts."""
   counts = Counts()
   for part in parts:
     counts.add_up(part)

@@ -374,6 +374,13 @@ def _similarity(shingles: np.ndarray, others: np.ndarray) -> float:
   return common / (len(both) - common)
 
 
+def similarity(one: bytes, other: bytes) -> float:
+  """The Jaccard similarity of two texts in UTF-8."""
+  hashes, offsets = ngram_hashes([one, other], SHINGLE_WORDS)
+  own, others = np.split(hashes, offsets[1:2])
+  return _similarity(np.unique(own), np.unique(others))
+
+
 def clusters(num_documents: int, pairs: np.ndarray) -> np.ndarray:
   """int64 [n]: the first of those that `pairs`, int64 [m, 2], connect."""
   ones, shape = np.ones(len(pairs), bool), (num_documents, num_documents)

@@ -2,7 +2,7 @@
 
 import html
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from common.console import counted
@@ -34,6 +34,10 @@ class Summary(NamedTuple):
   removed: dict[str, int]  # documents by reason
   lines_removed: int  # that recur
   filtered: dict  # `filters.Counts`
+  passed: dict = {}  # those of text that looks like no prose, but was kept
+  # Of two near-duplicates: similarity, names, and texts where they differ.
+  pair: Sequence[str] = ()
+  problem: str = ""  # why there is no corpus
 
   def removals(self) -> Iterator[str]:
     """A line for each reason for which text was removed."""
@@ -41,32 +45,68 @@ class Summary(NamedTuple):
       yield f"{counted(number, 'document')} removed: {reason}"
     if self.lines_removed:
       yield f"{counted(self.lines_removed, 'line')} removed: recur"
+    for label, counts in self.passed.items():
+      texts = counted(counts["documents"], "document")
+      yield f"{texts} passed with {label} (examples in report.html)"
 
-  def page(self) -> str:
-    """The report, in HTML."""
+  def page(
+    self, facts: Iterable[_Row] = (), bounds: Iterable[_Row] = ()
+  ) -> str:
+    """The report, in HTML: with facts of the command, and filters' bounds."""
     documents = max(1, self.read)
-    sides, removed, filtered = [], [], []
+    sides, removed = [], []
     for name, (texts, sentences) in self.sides.items():
       sides.append((name, f"{texts:,}", f"{sentences:,}"))
     for reason, number in self.removed.items():
       removed.append((reason, f"{number:,}", f"{number / documents:.2%}"))
-    for label, counts in filters.total([self.filtered]).items():
-      texts, lines, characters, examples = counts.values()
-      shown = f"{texts:,}", f"{texts / documents:.2%}", f"{lines:,}"
-      row = label, *shown, f"{characters:,}", "\n".join(examples)
-      filtered.append(row)
-    heads = "filter", "documents", "share", "lines", "characters", "examples"
+    limits: dict[str, str] = {}
+    for label, limit in bounds:
+      limits[label] = " and ".join(filter(None, [limits.get(label), limit]))
+    heads = "documents", "share", "lines", "characters", "examples"
+    pairs = [*zip(self.pair[1:3], self.pair[3:], strict=True)]
+    title = f"A pair of near-duplicates (similarity {''.join(self.pair[:1])})"
     tables = [
+      _table("Command", ("", ""), [*facts, *_problem_rows(self.problem)]),
       _table("Input", ("documents",), [(f"{self.read:,}",)]),
       _table("Corpus", ("file", "documents", "sentences"), sides),
       _table("Removed documents", ("reason", "documents", "share"), removed),
       _table("Lines that recur", ("removed",), [(f"{self.lines_removed:,}",)]),
-      _table("Filters", heads, filtered),
+      _table(
+        "Filters",
+        ("filter", "lets pass", *heads),
+        _rows(self.filtered, documents, limits),
+      ),
+      _table(
+        "Kept, but no prose",
+        ("what", "", *heads),
+        _rows(self.passed, documents, {}),
+      ),
     ]
+    if pairs:
+      tables.append(_table(title, ("document", "where they differ"), pairs))
     return _PAGE.format(tables="\n".join(tables))
 
 
-def _table(title: str, heads: _Row, rows: Sequence[_Row]) -> str:
+def _problem_rows(problem: str) -> list[_Row]:
+  return [("No corpus was written", problem)] if problem else []
+
+
+def _rows(
+  counted_text: dict, documents: int, limits: dict[str, str]
+) -> Iterator[_Row]:
+  """Rows of `filters.Counts`; also for a filter that removed nothing."""
+  counts = filters.total([counted_text])
+  for label in [*limits, *sorted(counts.keys() - limits.keys())]:
+    texts, lines, characters, examples = counts.get(
+      label, filters.NOTHING
+    ).values()
+    yield (
+      label, limits.get(label, ""), f"{texts:,}", f"{texts / documents:.2%}",
+      f"{lines:,}", f"{characters:,}", "\n\n".join(examples),
+    )  # fmt: skip
+
+
+def _table(title: str, heads: _Row, rows: Iterable[_Row]) -> str:
   """A titled table in HTML."""
   parts = [f"<h2>{html.escape(title)}</h2>\n<table>"]
   for number, cells in enumerate([heads, *rows]):

@@ -12,13 +12,18 @@ fetches. A stop leaves the finished work in corpus/train.txt.unfinished, from
 which the same command resumes.
 """
 
+import contextlib
 import dataclasses
 import functools
+import importlib.metadata
 import json
 import os
+import platform
+import shlex
 import subprocess
 import sys
 import textwrap
+import time
 import zipfile
 
 from common import errors, input_files, json_files, stores
@@ -116,7 +121,7 @@ class CorpusSettings:
     form = self.form.of_all_strings()
     return cleaning.Rules(
       form=self.form,
-      filters=filters.Filters.load(self.filters),
+      filters=filters.Filters.load(self.filters, self.language),
       language=self.language,
       max_line_documents=self.max_line_documents,
       evaluation_sets=tuple(documents.split_into_pieces(sets, form)),
@@ -174,17 +179,20 @@ def prepare(
   rules = settings.rules()
   cleaning.evaluation_ngrams(rules.evaluation_sets, rules.form)
   # A dry run reads pieces from all over the text.
-  pieces = documents.split_into_pieces(sources, settings.form)
+  all_pieces = documents.split_into_pieces(sources, settings.form)
+  pieces = all_pieces
   if settings.dry_run:
     pieces = pieces[:: -(-len(pieces) // _SAMPLE_PIECES)]
   evaluated = dict.fromkeys(piece.path for piece in rules.evaluation_sets)
+  sample = (len(pieces), len(all_pieces)) if settings.dry_run else None
+  facts = _facts(settings, paths, sample)
   states = states_of([*paths, *evaluated])
 
   def make(work: SharedWork) -> list[str]:
     folder, summary = cleaning.clean(work, pieces, rules)
     expect_unchanged(states)
     work.await_publishing()
-    settings.output(cleaning.REPORT).write(summary.page().encode())
+    _write_report(summary, folder, settings, facts, rules.filters)
     if settings.dry_run:
       work.attempt.finish(outputs=[cleaning.REPORT])
       return _lines(summary, settings)
@@ -217,11 +225,63 @@ def prepare(
   return share(make, job, worker, settings.workers.num_workers)
 
 
+def _write_report(
+  summary: Summary,
+  folder: str,
+  settings: CorpusSettings,
+  facts: list[tuple[str, str]],
+  used: filters.Filters,
+) -> None:
+  """Writes the page; DataError if there is no corpus, with the reasons."""
+  report = settings.output(cleaning.REPORT)
+  report.write(summary.page(facts, used.bounds()).encode())
+  if not summary.problem:
+    return
+  # Beside an earlier corpus its own list stays.
+  if not (settings.dry_run or settings.output(cleaning.TRAIN).exists()):
+    source = os.path.join(folder, cleaning.REMOVED)
+    settings.output(cleaning.REMOVED).take(source)
+  reasons = "; ".join([summary.problem, *summary.removals()])
+  raise errors.DataError(f"{reasons}: see {report.name}")
+
+
+def _facts(
+  settings: CorpusSettings, paths: list[str], sample: tuple[int, int] | None
+) -> list[tuple[str, str]]:
+  """The rows of the report that say what was done, when and by what."""
+  words = ["python", "-m", "tools.prepare_corpus", *sys.argv[1:]]
+  versions = [f"Python {platform.python_version()}"]
+  for name in ("sentencex", "py3langid", "pyarrow"):
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+      versions.append(f"{name} {importlib.metadata.version(name)}")
+  size = sum(stores.at(path).state()[0] or 0 for path in paths)
+  names = f"{paths[0]} ... {paths[-1]}" if len(paths) > 1 else paths[0]
+  facts = [
+    ("command", shlex.join(words)),
+    ("text", f"{counted(len(paths), 'file')}, {size / 1e6:,.1f} MB: {names}"),
+    ("date", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())),
+    ("versions", ", ".join(versions)),
+    ("language", settings.language),
+    ("filters", settings.filters or "none"),
+    ("documents with an equal line", f"{settings.max_line_documents or 'any'}"),
+    ("similarity of near-duplicates", f"{settings.near_duplicates:g} or more"),
+    ("evaluation sets", settings.decontaminate or "none"),
+    ("held out", f"{settings.heldout_fraction:g}"),
+  ]
+  if sample:
+    part, whole = sample
+    note = f"{part} of {whole} pieces of the text: no corpus was written"
+    facts.insert(0, ("a sample", note))
+  return facts
+
+
 def _lines(summary: Summary, settings: CorpusSettings) -> list[str]:
   """What the command prints about a corpus."""
   lines = []
   for name, (count, sentences) in summary.sides.items():
     counts = f"{count:,} documents, {sentences:,} sentences"
+    if settings.dry_run:
+      counts += " of the sample; not written"
     lines.append(f"{settings.output(name).name}: {counts}")
   lines += summary.removals()
   if settings.dry_run:

@@ -102,8 +102,9 @@ def test_lines_just_inside_and_just_outside(name):
   chain = filters_of({"filter": name, **bounds})
   left, reason = chain.clean(text, counts)
   assert left == [*inside, "", "", *inside] and reason == ""
+  assert sorted(counts[name].pop("examples")) == sorted(outside)[:3]
   assert counts[name] == {
-    "documents": 0, "lines": len(outside), "examples": outside[:3],
+    "documents": 0, "lines": len(outside),
     "characters": sum(map(len, outside)),
   }  # fmt: skip
 
@@ -174,7 +175,7 @@ def test_citation_marks_leave_lines():
   assert left == ["See that .", "", "a [2b] x", "[3 4]"] and not reason
   removed = counts["citations"]
   assert (removed["lines"], removed["documents"]) == (3, 0)
-  assert removed["examples"] == ["[1] [citation needed]", "[edit]", "[]"]
+  assert len(removed["examples"]) == 3
   # C4's go first, or no line here would end in punctuation.
   lines = ["The words of a line with marks end here.[4]"] * 3
   left, _ = Filters.load("c4").clean(lines, Counts())
@@ -262,6 +263,30 @@ def test_language(tmp_path, monkeypatch):
     load(tmp_path, line | {"code": "xx"})
 
 
+OTHER_LANGUAGES = {
+  "fr": ({"filter": "stop_words", "min": 2}, "stop_words .*=fr: .*the .words"),
+  "de": ({"filter": "language", "code": "en", "min": 0}, '"code": "de"'),
+  "th": ({"filter": "words", "min": 50}, "words would remove .* leave it out"),
+}
+
+
+@pytest.mark.parametrize("language", OTHER_LANGUAGES)
+def test_filters_of_another_language_are_refused(tmp_path, language):
+  line, words = OTHER_LANGUAGES[language]
+  path = tmp_path / "mine.json"
+  path.write_text(json.dumps({"filters": [line]}))
+  with pytest.raises(errors.DataError, match=words):
+    Filters.load(str(path), language)
+  with pytest.raises(
+    errors.DataError, match="filter .* --language=" + language
+  ):
+    Filters.load("gopher", language)
+  line = {"filter": "stop_words", "words": ["le"], "min": 1}
+  path.write_text(json.dumps({"filters": [line]}))
+  Filters.load(str(path), "fr")
+  Filters.load("c4", "fr")
+
+
 # Counts -----------------------------------------------------------------------
 
 
@@ -279,7 +304,7 @@ def test_counts_add_up_to_those_of_one_worker():
   assert total == whole
   documents, lines = total["words"], total["line_words"]
   assert documents["documents"] == 7 and lines["lines"] == 20
-  assert lines["examples"] == ["d0", "d1", "d2"]
+  assert len(lines["examples"]) == 1  # all begin alike, but for a number
   assert filters.total([total, Counts()]) == total
 
 

@@ -202,6 +202,13 @@ def removed_of(folder):
   return {row[0]: tuple(row[1:]) for row in rows}
 
 
+def corpus_of(folder):
+  """Its files but for the report, which has the date and the command."""
+  files = contents(folder)
+  assert files.pop("report.html")
+  return files
+
+
 def test_what_is_removed(tmp_path, prepare, mixed):
   train, heldout, report = prepare(**mixed)
   want = {f"d{100 + i}": ("near-duplicate", f"d{i}") for i in range(10)}
@@ -231,10 +238,10 @@ def test_lines_count_once_in_a_document(prepare):
 
 def test_any_workers_write_the_same(tmp_path, prepare, mixed):
   prepare(**mixed)
-  want = contents(tmp_path / "out")
-  assert " ".join(want) == "heldout.txt removed.tsv report.html train.txt"
+  want = corpus_of(tmp_path / "out")
+  assert " ".join(want) == "heldout.txt removed.tsv train.txt"
   prepare(out="two", num_workers=2, **mixed)
-  assert contents(tmp_path / "two") == want
+  assert corpus_of(tmp_path / "two") == want
   mixed["corpus"] = f"{tmp_path}/a.jsonl"
   # The command, which reads in one piece, too.
   flags = {"output_dir": f"{tmp_path}/processes", "num_workers": 2, **mixed}
@@ -243,7 +250,7 @@ def test_any_workers_write_the_same(tmp_path, prepare, mixed):
   done = subprocess.run(command, capture_output=True, text=True)
   assert done.returncode == 0 and "train.txt: 79" in done.stdout
   assert "Error" not in done.stderr
-  assert contents(tmp_path / "processes") == want
+  assert corpus_of(tmp_path / "processes") == want
 
   def share(out, count, at_a_time):
     settings = settings_of(tmp_path, out, **mixed)
@@ -252,7 +259,7 @@ def test_any_workers_write_the_same(tmp_path, prepare, mixed):
     )
     with concurrent.futures.ThreadPoolExecutor(at_a_time) as threads:
       reports = list(threads.map(work, range(count)))
-    assert contents(tmp_path / out) == want
+    assert corpus_of(tmp_path / out) == want
     assert sum(report is not None for report in reports) == 1
 
   share("array", 2, at_a_time=1)
@@ -261,11 +268,11 @@ def test_any_workers_write_the_same(tmp_path, prepare, mixed):
 
 def test_stopped_at_any_file_it_goes_on_to_the_same(tmp_path, prepare, mixed):
   prepare(out="whole", **mixed)
-  want = contents(tmp_path / "whole")
+  want = corpus_of(tmp_path / "whole")
   mixed["corpus"] = f"{tmp_path}/a.jsonl"  # as it is, not written again
   for number in stopped_at_files(lambda _: prepare(**mixed), every=97):
     prepare(**mixed)
-    assert contents(tmp_path / "out") == want, number
+    assert corpus_of(tmp_path / "out") == want, number
   assert number > 100
 
 
@@ -305,7 +312,47 @@ def test_filters_and_report(tmp_path, prepare):
   train, heldout, _ = prepare(**kept)
   assert len(train + heldout) == 40
   page = (tmp_path / "out" / "report.html").read_text()
-  assert "Short one." in page and "42" in page
-  prepare_corpus.prepare(settings_of(tmp_path, "dry", dry_run=True, **kept))
+  for words in ("Short one.", "42", "-m tools.prepare_corpus", "50 to 100000",
+                "UTC", "sentencex ", "a.txt", ">0.8 or more<"):  # fmt: skip
+    assert words in page
+  settings = settings_of(tmp_path, "dry", dry_run=True, **kept)
+  said = prepare_corpus.prepare(settings)
   assert os.listdir(tmp_path / "dry") == ["report.html"]
-  assert (tmp_path / "dry" / "report.html").read_text() == page
+  assert said[0].endswith(" of the sample; not written")
+  dry = (tmp_path / "dry" / "report.html").read_text()
+  assert "1 of 1 pieces of the text: no corpus was written" in dry
+  assert page[page.index("<h2>Input") :] == dry[dry.index("<h2>Input") :]
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_report_where_nothing_is_left(tmp_path, prepare, dry_run):
+  texts = [prose_of(seed).replace("the", "le") for seed in range(9)] + ["", " "]
+  (tmp_path / "mine.json").write_text(
+    '{"filters": [{"filter": "words", "min": 900}]}'
+  )
+  with pytest.raises(DataError, match="0 different .*9 documents removed: fil"):
+    prepare(
+      [{"text": text} for text in texts],
+      filters=f"{tmp_path}/mine.json", dry_run=dry_run,
+    )  # fmt: skip
+  page = (tmp_path / "out" / "report.html").read_text()
+  assert "0 different documents" in page and "900 to inf" in page
+  assert page.count(">filter words<") == page.count(">empty<") == 1
+  assert (tmp_path / "out/removed.tsv").exists() is not dry_run
+  assert not (tmp_path / "out/train.txt").exists()
+
+
+def test_what_passes_is_counted_and_a_pair_is_shown(tmp_path, prepare):
+  texts = [prose_of(seed) for seed in range(30)]
+  texts[3] += " See <a href='x'>this</a>."
+  texts[4] += " It is Ã©crit."
+  texts[5] += " Not 3 < 4 and b > a, R&D, ÃO."
+  texts.append(texts[0].replace(" x7.", " x8."))
+  *_, said = prepare(
+    [{"text": text, "id": f"d{i}"} for i, text in enumerate(texts)]
+  )
+  for label in ("HTML", "mojibake"):
+    assert f"1 document passed with {label} (examples in report.html)" in said
+  page = (tmp_path / "out" / "report.html").read_text()
+  pair = page[page.index("A pair of near-duplicates (similarity 0.9") :]
+  assert ">d0<" in pair and ">d30<" in pair and "x8." in pair
