@@ -260,6 +260,12 @@ class BertConfig:
     mine, others = self.meaning(), other.meaning()
     return [key for key in mine if mine[key] != others[key]]
 
+  def extends(self, other: "BertConfig") -> bool:
+    """Whether only rotary angles or lengths differ, which have no weights."""
+    keys = {"global_rope_theta", "local_rope_theta", "max_position_embeddings"}
+    is_rotary = self.position_type == other.position_type == "rotary"
+    return is_rotary and keys.issuperset(self.differences(other))
+
   def to_dict(self):
     """A dictionary from which `from_dict` makes an equal configuration."""
     # google/bert refuses keys that it does not know: they are in it only where

@@ -239,8 +239,13 @@ def is_export(path: str) -> bool:
   return os.path.exists(os.path.join(path, "saved_model.pb"))
 
 
-def read_config(name: str | None, about: Description, model: str) -> BertConfig:
-  """The config of a file or preset, or of a folder; they must agree."""
+def read_config(
+  name: str | None, about: Description, model: str, may_extend: bool = False
+) -> BertConfig:
+  """The config of a file or preset, or of a folder; they must agree.
+
+  A new training may extend the folder's.
+  """
   config = read_bert(name) if name else about.bert
   if not config:
     raise UserError(
@@ -253,7 +258,7 @@ def read_config(name: str | None, about: Description, model: str) -> BertConfig:
     config.vocab_size = about.bert.vocab_size
   # Keys of training alone may differ, such as dropout.
   differ = about.bert.differences(config)
-  if differ:
+  if differ and not (may_extend and config.extends(about.bert)):
     raise UserError(
       f"--bert_config_file={name} and {about.bert_file}, which is the "
       f"model's, differ in {', '.join(differ)}: leave the flag out, or train "

@@ -76,7 +76,7 @@ def configured(
   if contents.get("stages"):
     values |= contents["stages"][0]  # what is read first
   origin = find_origin(values.get("output_dir") or "", flags)
-  trains = bool(values.get("do_train") or values.get("dry_run"))
+  trains = is_training(values)
   held_out = None if trains else values.get("eval_input_file")
   files = held_out or values.get("input_file")
   records = record_files.find(files) if files else None
@@ -106,6 +106,11 @@ def configured(
   if origin.chosen and not checkpoint_files.hold(origin.chosen):
     return configured(kind, flags, in_files, contents)  # chooses again
   return config, [*origin.lines, *lines, *of_bert]
+
+
+def is_training(values: dict) -> bool:
+  """Whether flags ask for a training, or its plan."""
+  return bool(values.get("do_train") or values.get("dry_run"))
 
 
 def find_origin(run: str, present: dict) -> Origin:
@@ -162,6 +167,8 @@ def _ignored(present: dict, about: Description) -> tuple[str | None, list[str]]:
 def _of_model(present: dict, origin: Origin) -> tuple[dict, list[str]]:
   """Vocabulary and case of a new run's model, or of its words, and lines."""
   names = present.keys() & vars(NOTHING_GIVEN)
+  if origin.about.bert:  # `_bert` compares them
+    names -= {"bert_config_file"}
   parts = Given(**{name: present[name] for name in names})
   if origin.model:
     source = model_source.parts_of(origin.model, parts)
@@ -184,7 +191,13 @@ def _bert(
   bert, resumes = about.bert, origin.continues and is_preset(name)
   if bert and (not name or origin.model or resumes):
     model = origin.init or about.folder
-    config = model_source.read_config(name, about, model)
+    starts = bool(origin.model and is_training(values))
+    config = model_source.read_config(name, about, model, starts)
+    if extended := config.differences(bert):
+      return config, [
+        f"{agreement.BERT_FLAG}={name} extends {about.bert_file} by other "
+        f"{', '.join(extended)}"
+      ]
     if name and not is_preset(name):
       return config, []
     return bert, [f"{agreement.BERT_FLAG}={about.bert_file}, as found"]

@@ -3,6 +3,7 @@
 From Hugging Face folders, read in place, and to them.
 """
 
+import itertools
 import shutil
 
 import finetuning_runs
@@ -10,12 +11,20 @@ import numpy as np
 import pytest
 import runs
 from conversions import answers, convert, random_values, write_checkpoint
-from samples import LETTERS, TINY
+from samples import LETTERS, TINY, write_config
 from test_huggingface_types import EURO, MLM, MODERN, ROBERTA
 
 from checkpoints import checkpoint_weights
+from common.errors import UserError
+from config.pretraining import PretrainingConfig
+from finetuning.classification import ClassifierConfig
 from gradients.distributed import Comm
-from interop import inference, model_source, pseudo_likelihood
+from interop import (
+  inference,
+  model_source,
+  pseudo_likelihood,
+  run_settings,
+)
 from interop.predictions import Input
 from text_encoders.wordpiece import WordPieceEncoder
 
@@ -139,3 +148,34 @@ def test_pretraining_from_a_folder(tiny_run, tmp_path, capfd, name):
   convert(tmp_path / "run", tmp_path / "again")
   again = checkpoint_weights.open_checkpoint(str(tmp_path / "again"))
   assert {*again.shapes} == {*values}
+
+
+LONGER = {"global_rope_theta": 9e5, "max_position_embeddings": 512}
+
+
+@pytest.mark.parametrize(
+  "kind, flags",
+  [
+    (ClassifierConfig, dict(do_train=True, train_file="x", max_seq_length=60)),
+    (PretrainingConfig, dict(dry_run=True)),
+    (PretrainingConfig, dict(do_eval=True)),
+  ],
+)
+def test_a_new_training_may_extend_rotary_positions(
+  made, tmp_path, kind, flags
+):
+  changes = LONGER, {"local_rope_theta": 7.0}, {**LONGER, "norm_eps": 0.1}
+  for model, change in itertools.product(made("modernbert"), changes):
+    keys = {**MODELS["modernbert"], **change}
+    path = write_config(tmp_path / "other.json", **keys)
+    values = finetuning_runs.command_line(
+      kind, bert_config_file=path, init_checkpoint=model,
+      output_dir=str(tmp_path / "new"), **flags,
+    )  # fmt: skip
+    if "norm_eps" in change or "do_eval" in flags:
+      with pytest.raises(UserError, match="differ in .*(_eps|_theta): leave"):
+        run_settings.configured(kind, *kind.read_flags(values))
+      continue
+    config, lines = run_settings.configured(kind, *kind.read_flags(values))
+    assert {key: getattr(config.bert, key) for key in change} == change
+    assert any(f"{path} extends" in line for line in lines)
