@@ -2,16 +2,17 @@
 
 import collections
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from common.console import tell
+from common.errors import DataError
 from finetuning import task_file
 from finetuning.behaviour import INPUTS, Behaviour, Context, Input
 from interop.heads import BEHAVIOURS, ENCODER, MASKED_LM, NEXT_SENTENCE
-from interop.model_source import Source
+from interop.model_source import NOTHING_GIVEN, Given, Source, find
 from text_encoders.base import MASK
 
 POOLINGS = ("mean", "cls")
@@ -90,6 +91,37 @@ class Predictor:
         predictions[number] = Prediction(answer, behaviour.lines(answer))
     return [prediction for _, prediction in sorted(predictions.items())]
 
+  def answers(self, texts: Iterable) -> list[dict]:
+    """The answer for each text, as --json has it: for code and for tables.
+
+    Two texts in a tuple are a pair, texts in a list the words of one text.
+    """
+    behaviour, inputs = self._only or BEHAVIOURS[ENCODER], []
+    takes: dict[type, bool] = {
+      str: "context" not in behaviour.form,
+      tuple: behaviour.reads_pairs,
+      list: "tokens?" in behaviour.form,
+    }
+    texts = [texts] if isinstance(texts, str) else texts
+    for number, text in enumerate(texts, 1):
+      parts = [text] if isinstance(text, str) else text
+      kind = str if isinstance(text, str) else type(text)
+      if (
+        not takes.get(kind)
+        or (kind is tuple and len(parts) != 2)
+        or not parts
+        or not all(isinstance(p, str) and p.strip() for p in parts)
+      ):
+        wanted = " or ".join(name.__name__ for name in takes if takes[name])
+        raise DataError(
+          f"text {number} is {text!r}: give this model {wanted}, not empty"
+        )
+      is_words = kind is list
+      inputs.append(
+        Input(" ".join(parts), words=parts) if is_words else Input(*parts)
+      )
+    return [prediction.answer for prediction in self.predict(inputs)]
+
   def _run(self, behaviour: Behaviour, examples: Sequence) -> Iterator[dict]:
     """Implements `behaviour.Run`."""
     for start in range(0, len(examples), _BATCH):
@@ -107,3 +139,11 @@ class Predictor:
       outputs = self._model.run(behaviour.signature, arrays)
       for row in range(len(ids)):
         yield {name: value[row] for name, value in outputs.items()}
+
+
+def load(model: str, flags: Given = NOTHING_GIVEN, **settings) -> Predictor:
+  """The predictor of a model's name; `settings` are those of `Predictor`."""
+  source = find(model, flags)
+  from interop import inference  # it loads TensorFlow
+
+  return Predictor(inference.open_model(source), source, **settings)

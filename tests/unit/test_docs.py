@@ -11,11 +11,20 @@ import shutil
 import subprocess
 
 import pytest
+import trained
+
+import convert_checkpoint
 
 ROOT = pathlib.Path(__file__).parents[2]
 # Files of others that the pages name.
 FOREIGN = {"extract_features.py", "run_mlm.py"}
 README_LINES = 180
+# The models of docs/python_api.md: kind -> folder.
+MODELS = {
+  "pretraining": "pretrain",
+  "classifier": "first_or_last",
+  "ner": "ner",
+}
 
 
 @functools.cache
@@ -92,8 +101,16 @@ def test_readme_is_short():
   assert len(read("README.md").splitlines()) <= README_LINES
 
 
-def test_python_examples_run(tmp_path, monkeypatch):
+def test_python_examples_run(tmp_path, monkeypatch, letters):
   monkeypatch.chdir(tmp_path)
+  mine = tmp_path / "runs/mine"
+  for kind, name in MODELS.items():
+    trained.write_model(mine / name, kind, letters)
+  convert_checkpoint.main(
+    convert_checkpoint.ConversionSettings(output=str(mine / "hugging_face")),
+    str(mine / "pretrain"),
+  )
+  (tmp_path / "texts.csv").write_text("id,sentence\n1,a b\n2,c\n")
   text = re.sub(r"^```.*$", "", read("docs/python_api.md"), flags=re.M)
   test = doctest.DocTestParser().get_doctest(
     text, {}, "python_api.md", "docs/python_api.md", 0
@@ -102,6 +119,9 @@ def test_python_examples_run(tmp_path, monkeypatch):
   said = []
   failed = doctest.DocTestRunner(verbose=False).run(test, out=said.append)
   assert not failed.failed, "".join(said)
+  assert (
+    (tmp_path / "labels.csv").read_text().startswith("sentence,label\na b,")
+  )
 
 
 # Commands ---------------------------------------------------------------------

@@ -28,6 +28,9 @@ from records import data_set
 
 MASK, CLS, SEP = (LETTERS.index(t) for t in ("[MASK]", "[CLS]", "[SEP]"))
 FOLLOWS = LETTERS.index("c")
+BEHAVIOUR_OF = {
+  "pretraining": "encoder", "squad": "span", "ner": "token_classifier",
+}  # fmt: skip
 
 
 class KnownModel:
@@ -680,3 +683,23 @@ def test_the_command_ends_with_its_reader(folders, both, tmp_path):
   process.stdout.close()
   said = process.stderr.read()
   assert process.wait() == -signal.SIGPIPE and b"Broken" not in said
+
+
+@pytest.mark.parametrize(
+  "kind, wrong, wanted",
+  [
+    ("pretraining", float("nan"), "str or tuple"),  # an empty cell of pandas
+    ("pretraining", " ", "str or tuple"),
+    ("pretraining", ("a", "b", "c"), "str or tuple"),
+    ("pretraining", ["a", "b"], "str or tuple"),
+    ("squad", "a", "tuple"),
+    ("ner", ("a", "b"), "str or list"),
+    ("ner", [], "str or list"),
+  ],
+)
+def test_code_is_answered_or_told_which_text_is_wrong(
+  folders, kind, wrong, wanted
+):
+  _, make = known(folders[kind], **{BEHAVIOUR_OF[kind]: None})
+  with pytest.raises(DataError, match=f"text 2 is .*: give .* {wanted}, not"):
+    make().answers([("a", "b") if kind == "squad" else "a", wrong])
