@@ -187,6 +187,13 @@ class Source:
   def check_record(self, number: int) -> None:
     """Raises `DataError` if the record does not fit the shape."""
     features, where = self.shape.features(), self.set.where(number)
+    length = data_set.length_of_record(self.set.read(number))
+    if length not in (0, self.shape.max_seq_length):
+      raise DataError(
+        f"{where}: records of {length} tokens, but --max_seq_length or their "
+        f"manifest says {self.shape.max_seq_length}: leave the flag out, or "
+        "copy the manifest with which they were made"
+      )
     try:
       record = record_report.read_record(self.set, number, features)
     except DataError as e:

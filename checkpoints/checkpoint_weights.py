@@ -13,7 +13,7 @@ from checkpoints.checkpoint_files import Checkpoint, CheckpointError
 from common.files import file_sha256
 from model import huggingface_config, huggingface_weights
 
-_STATE = re.compile(
+STATE = re.compile(
   r"global_step|applied_updates|skipped_updates|(training_state|loss_scale)/.*"
   r"|beta[12]_power"
 )
@@ -109,7 +109,7 @@ def _weight_shapes(checkpoint: Checkpoint) -> dict[str, list]:
   for name, shape in checkpoint.shapes.items():
     # A slot is named after its variable: VARIABLE/adam_m.
     is_slot = name.rpartition("/")[0] in checkpoint.shapes
-    if not (is_slot or _STATE.fullmatch(name)):
+    if not (is_slot or STATE.fullmatch(name)):
       weights[name] = shape
   return weights
 
@@ -120,7 +120,7 @@ def _state_lines(names) -> list[str]:
   lines = []
   for name in sorted(names):
     owner, _, kind = name.rpartition("/")
-    if owner and not _STATE.fullmatch(name):
+    if owner and not STATE.fullmatch(name):
       kinds[kind] += 1
     else:
       lines.append(name)

@@ -15,7 +15,7 @@ from checkpoints.checkpoint_files import (
   CheckpointError,
   CheckpointFiles,
 )
-from checkpoints.checkpoint_weights import open_checkpoint
+from checkpoints.checkpoint_weights import STATE, open_checkpoint
 from checkpoints.snapshot import SavedVariables, Snapshot
 from common.console import indented
 from common.tensorflow_v1 import OPTIONAL_VARIABLES, tf
@@ -70,10 +70,15 @@ class InitReport:
   notes: list  # lines about the heads
 
   def lines(self) -> list[str]:
-    # Slots, such as WEIGHT/adam_m, are counted only: there are many.
+    # Slots, such as WEIGHT/adam_m, are counted only: there are many. Counters
+    # are never read.
     weights = {*self.loaded, *self.unused}
-    others = [n for n in self.unused if n.rpartition("/")[0] not in weights]
-    slots = len(self.unused) - len(others)
+    others, slots = list[str](), 0
+    for name in self.unused:
+      if name.rpartition("/")[0] in weights:
+        slots += 1
+      elif not STATE.fullmatch(name):
+        others.append(name)
     lines = [
       f"initialised from {self.path}",
       *self.notes,

@@ -12,11 +12,17 @@ from absl import flags
 
 from common.console import tell
 
+VERSION = "1.0.0"  # as in CITATION.cff
 _OTHER_PROJECTS = pathlib.Path(__file__).parents[1] / "docs" / "coming_from.md"
 
 
 def read(argv: list[str]) -> list[str]:
   """The words that are no flags; a wrong flag ends the program."""
+  if "-h" in argv[1:2] + argv[-1:]:
+    argv = [argv[0], "--help"]
+  elif argv[1:2] == ["--version"]:
+    print(f"Perseus-BERT {VERSION}")
+    sys.exit()
   try:
     return flags.FLAGS(argv)
   except flags.UnrecognizedFlagError as e:

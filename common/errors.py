@@ -100,7 +100,12 @@ def end_as_decided() -> None:
 @functools.cache  # another thread tells it, too
 def _tell_stopped(number: int) -> None:
   name = signal.Signals(number).name
-  tell(f"{name}: stopped as asked: the same command completes it")
+  ranks = int(os.environ.get("HOROVOD_SIZE") or 1)
+  if number == signal.SIGTERM and ranks > 1:
+    # Of several ranks the launcher knows whether another one has failed.
+    tell(f"{name}: stopped")
+  else:
+    tell(f"{name}: stopped as asked: the same command completes it")
 
 
 @contextlib.contextmanager

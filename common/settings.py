@@ -299,7 +299,7 @@ def _show_help(_) -> None:
       print(f"\n  {title}" + (f"  ({value})" if value else ""))
       print(wrap.fill(meaning))
   print("\nabsl's own flags, such as --flagfile: --helpfull.")
-  sys.exit(1)  # as absl's --help does
+  sys.exit()  # absl's ends with status 1
 
 
 def markdown(heading: str, settings: Iterable[Setting]) -> str:

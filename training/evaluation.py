@@ -29,20 +29,20 @@ class Evaluator:
     self._output_dir, self._comm = output_dir, comm
     self.records = hashlib.sha256(evaluated.encode()).hexdigest()[:12]
     self._log: metrics.MetricsLog | None = None
-    self._last: dict | None = None
+    self._by_step: dict[int, dict] = {}
 
   def __call__(
     self, session, step: int, signals, watchdog, log: bool = True
   ) -> dict:
     """The results of update `step`, or `Interrupted`, the same on all ranks."""
-    if self._last and self._last["global_step"] == step:
-      return self._last  # an update's weights are evaluated once
+    if step in self._by_step:  # an update's weights are evaluated once
+      return self._by_step[step]
     began = time.monotonic()
-    if self._last is None:
+    if not self._by_step:
       watchdog.pause()  # each rank compiles
       jit.tell_compiling(self._comm, "the evaluation")
     results = self._evaluation(session, signals, watchdog)
-    self._last = results = {**results, "global_step": step}
+    self._by_step[step] = results = {**results, "global_step": step}
     if self._comm.is_root and log:
       if not self._log:
         folder, kept = self._output_dir, step - 1

@@ -243,6 +243,6 @@ def _conclude(run: train_loop.Run, training: dict | None, step: int) -> tuple:
       run.checkpointer.restore.weights(session, best)
       say(run.comm, f"the best by evaluation is update {best:,}")
       step = best
-    if evaluate:  # does nothing if that was evaluated just now
+    if evaluate:  # does nothing if that was evaluated before
       results = evaluate(session, step, None, watchdog, log=False)
   return results, run.job.predict(session, watchdog) if run.job.predict else []

@@ -210,3 +210,12 @@ def test_a_model_that_is_not_there_is_said(name, tmp_path, monkeypatch):
   (tmp_path / "run" / "model.ckpt-7.json").write_text("{}")
   origin = run_settings.find_origin("run", {"init_checkpoint": name})
   assert origin.init == path and origin.continues
+
+
+def test_counters_are_not_among_unused_variables():
+  report = InitReport(
+    "x", ["a"], [], ["a/adam_m", "b", "global_step", "loss_scale/value"], []
+  )
+  assert report.lines()[-3:] == [
+    "  unused: 1", "    b", "  and 1 slots of an optimizer"
+  ]  # fmt: skip

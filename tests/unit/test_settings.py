@@ -187,7 +187,16 @@ def answer(folder, tensorflow, *words, **environment):
 
 
 def test_help_has_this_programs_flags_by_group(tmp_path):
-  said = answer(tmp_path, "", "create_pretraining_data.py", "--help").stdout
+  script = "create_pretraining_data.py"
+  done = answer(tmp_path, "", script, "--help")
+  for words in (["-h"], ["--dupe_factor=5", "-h"]):
+    again = answer(tmp_path, "", script, *words)
+    assert (again.returncode, again.stdout) == (0, done.stdout)
+  with open(os.path.join(runs.ROOT, "CITATION.cff"), encoding="utf-8") as f:
+    version = re.search(r"^version: (.*)$", f.read(), re.M)[1]
+  shown = answer(tmp_path, "", script, "--version")
+  assert shown.stdout == f"Perseus-BERT {version}\n" and not shown.returncode
+  said = done.stdout
   assert said.startswith("Text to pre-training records")
   assert re.findall(r"^(\w.*):$", said, re.M)[-5:] == [
     "Required", "Text", "Vocabulary", "Records", "Shards and workers",

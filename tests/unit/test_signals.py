@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import traceback
+from unittest import mock
 
 import psutil
 import pytest
@@ -15,7 +16,7 @@ import runs
 from checkpoints.metrics import read_jsonl
 from common import errors
 from gradients.distributed import Comm
-from training import signals
+from training import evaluation, signals
 
 # Also where the tests run under nohup.
 HEARS_HANGUPS = ["env", "--default-signal=HUP"]
@@ -311,3 +312,30 @@ def test_the_watchdog_counts_from_the_first_whole_update(monkeypatch):
     names = [frame.f_code.co_name for frame in stack]
     assert "pass_by" in names, "it says where this rank is"
   dog._thread.join()  # with its world
+
+
+@pytest.mark.parametrize("ranks, end", [("1", " as asked: the"), ("2", "\n")])
+def test_of_several_ranks_the_launcher_says_why(ranks, end):
+  """It knows whether another rank has failed."""
+  code = (
+    "from common import errors; import os, signal; errors.end_on_signals();"
+    "os.kill(os.getpid(), signal.SIGTERM)"
+  )
+  done = subprocess.run(
+    [sys.executable, "-c", code], cwd=runs.ROOT, text=True, capture_output=True,
+    env={**os.environ, "HOROVOD_SIZE": ranks},
+  )  # fmt: skip
+  assert done.returncode == errors.STOPPED_STATUS
+  assert done.stderr.startswith(f"SIGTERM: stopped{end}")
+
+
+def test_an_updates_weights_are_evaluated_once():
+  """Also the best one's, after the last one's."""
+  calls, comm = [], Comm()
+  evaluate = evaluation.Evaluator(
+    lambda *_: calls.append(0) or {"examples": len(calls)}, str, "", "", comm
+  )
+  results = []
+  for step in (2, 4, 2):
+    results.append(evaluate(None, step, None, mock.Mock(), log=False))
+  assert results[0] == results[2] != results[1] and len(calls) == 2
