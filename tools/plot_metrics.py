@@ -3,12 +3,15 @@
   python -m tools.plot_metrics --output=curve.png runs/first runs/second
 
 The picture has a panel for each loss and metric of the runs, one for the
-learning rate and one for the speed. Each run has a color: a line for what its
+learning rate and one for the speed. An .html file has the runs' results and
+settings below it. Each run has a color: a line for what its
 training reported (faint, beside its moving mean), dots for its evaluations.
 """
 
 import dataclasses
+import html
 import io
+import json
 import os
 import warnings
 from collections.abc import Sequence
@@ -35,8 +38,7 @@ _LAST = {
 _ENTROPY_PANEL = "masked_lm_loss"
 _COLUMNS = 2
 _SMOOTHED_FROM = 20  # points of a curve
-# An .html file has an .svg's content after its head.
-_PAGE = b'<!DOCTYPE html>\n<meta charset="utf-8"><title>Curves</title>\n<svg%s'
+_HEAD = '<!DOCTYPE html>\n<meta charset="utf-8"><title>Curves</title>\n'
 # The first updates, as a share of all, do not count for the scale: their
 # losses are far above the rest.
 _START = 0.05
@@ -51,6 +53,7 @@ class Run(NamedTuple):
   train: list[dict]  # reports
   evaluations: list[dict]
   entropy: float | None  # nats, of its records' tokens
+  settings: dict  # of its newest training
 
 
 def read_run(run_dir: str) -> Run:
@@ -80,7 +83,7 @@ def read_run(run_dir: str) -> Run:
   manifest = described.manifest()
   if manifest:
     entropy = manifest[1].counts.get("unigram_entropy")
-  return Run(", ".join(about), train, evaluations, entropy)
+  return Run(", ".join(about), train, evaluations, entropy, flags)
 
 
 def panels_of(runs: Sequence[Run]) -> dict[str, str]:
@@ -149,6 +152,21 @@ def _drawable(text: str) -> str:
   return text.encode(errors="replace").decode().replace("$", r"\$")
 
 
+def page_of(runs: Sequence[Run], picture: str) -> bytes:
+  """An .html file: an .svg's content, and each run's result and settings."""
+  lines = [_HEAD, picture[picture.index("<svg") :]]
+  for run in runs:
+    lines.append(f"<h2>{html.escape(run.about)}</h2>")
+    last = (run.evaluations or run.train)[-1]
+    for title, values in (("Result", last), ("Settings", run.settings)):
+      lines.append(f"<h3>{title}</h3><table>")
+      for name, value in values.items():
+        text = html.escape(json.dumps(value, ensure_ascii=False))
+        lines.append(f"<tr><td>{html.escape(name)}<td>{text}")
+      lines.append("</table>")
+  return "\n".join(lines).encode(errors="replace")
+
+
 def plot(run_dirs: Sequence[str], output: str, title: str = "") -> None:
   """Draws the curves of runs; UserError for no reports or unknown formats."""
   runs = [read_run(run_dir) for run_dir in run_dirs]
@@ -186,7 +204,7 @@ def plot(run_dirs: Sequence[str], output: str, title: str = "") -> None:
   except ValueError as e:  # of the format that the name ends in
     raise UserError(f"--output={output}: {e}") from e
   if page:
-    files.write(output, _PAGE % page.getvalue().partition(b"<svg")[2])
+    files.write(output, page_of(runs, page.getvalue().decode()))
   plt.close(figure)
 
 

@@ -43,6 +43,9 @@ def test_the_notebook_runs(tmp_path):
   for path in ROOT.iterdir():
     if path.name not in ("runs", ".build", ".git"):
       (tmp_path / path.name).symlink_to(path)
+  # As cells, Jupyter brings its own package.
+  (tmp_path / "IPython").mkdir()
+  (tmp_path / "IPython/display.py").write_text("def Image(p): print(open(p))")
   (tmp_path / "program.py").write_text(program(notebook["cells"]))
   environment = {
     **os.environ,
@@ -63,6 +66,7 @@ def test_the_notebook_runs(tmp_path):
     ("there is a grey whale in the [MASK] .", "ocean"),
   ):
     assert f"{text}\n  [MASK]  {word} " in done.stdout
+  assert "name='runs/notebook/curve.png'" in done.stdout
   assert "would never be used" not in done.stderr
   # It learned more than how often each word occurs.
   results = json.loads((made / "pretrain" / "eval_results.json").read_text())

@@ -162,6 +162,20 @@ def test_the_name_says_the_format(tmp_path):
     assert not (tmp_path / output).exists()
 
 
+def test_a_page_has_results_and_settings(tmp_path):
+  run = make_run(tmp_path / "a<b", PRETRAINING, {"masked_lm_loss": 2.25})
+  start = {
+    "data": None,
+    "plan": {"updates": 20},
+    "flags": {"train_batch_size": 77},
+  }
+  (tmp_path / "a<b/run.json").write_text(json.dumps({"runs": [start]}))
+  plot_metrics.plot([run], str(tmp_path / "curve.html"))
+  page = (tmp_path / "curve.html").read_text()
+  for row in ("masked_lm_loss<td>2.25", "train_batch_size<td>77", "a&lt;b"):
+    assert row in page
+
+
 def test_what_has_no_number_is_not_drawn(tmp_path, monkeypatch):
   """Null in a report, also in the last one; NaN as older runs wrote it."""
   run = make_run(tmp_path / "a", PRETRAINING, PRETRAINING)
