@@ -246,7 +246,7 @@ def _csv_rows(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
         yield start, row
       start = reader.line_num + 1
   except csv.Error as e:
-    raise ValueError(f"line {start}: no row of the table ({e})") from e
+    raise csv.Error(f"line {start}: no row of the table ({e})") from e
 
 
 def _table(piece: Piece, form: DocumentFormat) -> _Records:
@@ -264,12 +264,12 @@ def _table(piece: Piece, form: DocumentFormat) -> _Records:
       all_rows = itertools.chain([(1, header)], all_rows)
     for number, (line, row) in enumerate(all_rows):
       if len(row) != len(header):
-        raise ValueError(
+        raise csv.Error(
           f"line {line}: no row of the table ({len(row)} cells, but "
           f"{len(header)} in the header)"
         )
       yield number, dict(zip(header, row, strict=True))
-  except ValueError as e:
+  except csv.Error as e:
     raise DataError(f"{piece.path}: {e}: {remedy}") from e
 
 

@@ -48,13 +48,20 @@ _COUNT_WORDS = (
   "repeated_sequences"
 ).split()
 # Of text that is no prose, or was read in a wrong encoding; it only counts.
+# Most documents have none of the first letters, which are looked for first.
 _SIGNS = {
-  "HTML": re.compile(
-    r"</?(p|a|b|i|br|div|span|td|tr|li|ul|h\d|img|script|style)\b[^<>]*>"
-    r"|&(nbsp|amp|lt|gt|quot|#\d+);",
-    re.I,
+  "HTML": (
+    "<&",
+    re.compile(
+      r"</?(p|a|b|i|br|div|span|td|tr|li|ul|h\d|img|script|style)\b[^<>]*>"
+      r"|&(nbsp|amp|lt|gt|quot|#\d+);",
+      re.I,
+    ),
   ),
-  "mojibake": re.compile("\ufffd|\xc3[\x80-\xbf]|\xe2\u20ac|\xc2[\xa0-\xbf]"),
+  "mojibake": (
+    "\ufffd\xc2\xc3\xe2",
+    re.compile("\ufffd|\xc3[\x80-\xbf]|\xc2[\xa0-\xbf]|\xe2\u20ac"),
+  ),
 }
 _GOPHERS_STOP_WORDS = "the be to of and that have with".split()
 _NO_LETTERS = re.compile(r"[\W\d_]+")
@@ -503,8 +510,9 @@ def _check_language(line: dict, language: str) -> None:
 def signs_of(lines: list[str], counts: "Counts") -> None:
   """Counts a text that passes with HTML or a wrong encoding in it."""
   text = "\n".join(lines)
-  for label, pattern in _SIGNS.items():
-    if match := pattern.search(text):
+  for label, (firsts, pattern) in _SIGNS.items():
+    has_first = any(map(text.__contains__, firsts))
+    if has_first and (match := pattern.search(text)):
       counts.add(label, 1, 0, text[max(0, match.start() - 40) :])
 
 

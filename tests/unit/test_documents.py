@@ -48,7 +48,7 @@ def refused(path, content, words, form=FORM):
   path.write_bytes(content if isinstance(content, bytes) else content.encode())
   with pytest.raises(DataError, match=f"{path.name}: {words}") as e:
     read(path, form=form)
-  assert "\n" not in str(e.value)
+  assert "\n" not in str(e.value) and str(e.value).count(str(path)) == 1
 
 
 # Plain text -------------------------------------------------------------------
