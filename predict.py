@@ -104,6 +104,12 @@ def main(settings: PredictSettings, name: str, *texts: str) -> None:
     )
   if has_question and not all(text and text.strip() for text in question):
     raise UserError("give both --question and --context, not empty")
+  for text in texts:
+    if os.path.isfile(text):
+      raise UserError(
+        f"{text} is a file: give --input={text} to read a text on each of its "
+        "lines (or the name itself on standard input)"
+      )
   if settings.input not in (None, "-") and not os.path.exists(settings.input):
     raise UserError(f"--input={settings.input}: there is no such file")
   signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # ends as `| head` does

@@ -50,6 +50,9 @@ def read_task(folder: str, saved: dict) -> tuple[dict, list[str]]:
         f"{folder}: {huggingface_config.CONFIG_FILE} names no architecture: "
         f"the classifier is assumed to be that of {architecture}"
       )
+  if not saved and in_files["task"] == tasks.NER:
+    # Others train words as their tokenizer takes them, with a space or without.
+    in_files["space_before_words"] = False
   for key, value in in_files.items():
     if saved.get(key, value) != value:
       raise DataError(

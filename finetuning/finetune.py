@@ -17,11 +17,18 @@ from common.tensorflow_v1 import tf
 from finetuning import packed, task_file
 from finetuning.task import FinetuningConfig, FinetuningTask
 from model import huggingface_types, model_flops
+from model.tasks import BY_KIND
 from records import record_order
 from training import next_steps, reporting, train_loop, training_run
 from training.evaluation import EvaluationBatches, Evaluator, overlap_warning
 from training.signals import StopVote
 from xla_patches import jit
+
+_NO_FOLDER = (
+  "no Hugging Face folder can be written of this model: {} (see "
+  "docs/encoders.md). predict.py and convert_checkpoint.py --to=saved_model "
+  "use it; for such a folder start from another model"
+)
 
 
 def finetune(task: FinetuningTask, comm, snapshot=None, signals=None) -> dict:
@@ -50,6 +57,11 @@ def finetune(task: FinetuningTask, comm, snapshot=None, signals=None) -> dict:
   if comm.is_root:
     console.tell(*dict.fromkeys(source.line() for source in sets))
     say(comm, *task.lines())
+  lacking = huggingface_types.lacks(
+    config.bert, BY_KIND[config.kind], config.tokenizer().special_ids()
+  )
+  if lacking and config.do_train:
+    say(comm, _NO_FOLDER.format(lacking))
 
   def build():
     train, begin, predict = None, None, None
@@ -69,7 +81,7 @@ def finetune(task: FinetuningTask, comm, snapshot=None, signals=None) -> dict:
       str(config.output_dir),
       config.kind,
       pairs=task.reads_pairs,
-      converts=huggingface_types.has(config.bert),
+      converts=not lacking,
     )
     return train_loop.Job(
       task.best_by, train, evaluator, predict, begin, task.labels, steps

@@ -180,11 +180,13 @@ class NerSource(packed.PackedSource):
   ):
     """`rows`: the labels' rows of words, numbered as in `encode_words`."""
     self.sentences, self.rows = sentences, rows
+    model = task_file.binding(config)
     windows = words.encode_words(
       config.tokenizer(),
       [sentence.words for sentence in sentences],
       config.max_seq_length,
       config.doc_stride,
+      not model or model.task.get("space_before_words", True),
     )
     examples = []
     for number, ids, segments, speaks_for in windows:
@@ -250,7 +252,11 @@ class WordBehaviour(Behaviour):
     """Labels and their probabilities, numbered as by `encode_words`."""
     stride = context.task.get("doc_stride", words.WORD_STRIDE)
     windows = words.encode_words(
-      context.tokenizer, sentences, context.max_seq_length, stride
+      context.tokenizer,
+      sentences,
+      context.max_seq_length,
+      stride,
+      context.task.get("space_before_words", True),
     )
     of_tokens, speaks_for = [], []
     for window, outputs in zip(windows, run(windows), strict=True):

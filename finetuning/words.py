@@ -26,15 +26,21 @@ def encode_words(
   sentences: Iterable[Sequence[str]],
   max_seq_length: int,
   doc_stride: int,
+  space_before: bool = True,
 ) -> list[WordWindow]:
   """Windows in order; words are numbered through all sentences.
 
   A word speaks through its first token, in the window with the most context for
-  it. A word without tokens, such as a control character, is silent. So is the
-  number after a sentence's last word, which marks its end.
+  it. Without `space_before` a word has the tokens that transformers' tokenizer
+  gives it where words come one by one. A word without tokens, such as a control
+  character, is silent. So is the number after a sentence's last word, which
+  marks its end.
   """
-  # A word's tokens are those that it has after a space inside of a text.
-  tokens_of = functools.cache(lambda word: tokenizer.encode_rest(f" {word}"))
+
+  @functools.cache
+  def tokens_of(word: str) -> np.ndarray:
+    return tokenizer.encode_word(word, space_before)
+
   # `first_word` is the number of the sentence's first word in the whole set.
   windows, first_word = [], 0
   before, after = tokenizer.template(1)

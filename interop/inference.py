@@ -24,6 +24,7 @@ from common.tensorflow_v1 import tf
 from config.bert_config import BertConfig
 from finetuning.behaviour import INPUTS
 from finetuning.heads import HeadInput
+from interop import model_writing
 from interop.heads import BEHAVIOURS, ENCODER, MASKED_LM
 from interop.model_source import EXTRA_FOLDER, Source
 from model import tasks, weights
@@ -134,7 +135,8 @@ def _build(
   behaviours = [BEHAVIOURS[name] for name in names]
   inputs = {}
   for name in (*INPUTS, tasks.POSITIONS):
-    inputs[name] = tf.placeholder(tf.int32, [None, None], name)
+    if name != "segment_ids" or bert.type_vocab_size > 1:
+      inputs[name] = tf.placeholder(tf.int32, [None, None], name)
   # Of a masked LM head alone the last layer is computed at the masks only.
   positions = inputs[tasks.POSITIONS]
   reads_pooled = any(b.head is None or b.head.reads_pooled for b in behaviours)
@@ -144,7 +146,7 @@ def _build(
       False,
       inputs["input_ids"],
       inputs["input_mask"],
-      inputs["segment_ids"],
+      inputs.get("segment_ids"),
       scope="bert",
       policy=policy,
       with_pooler=pools and reads_pooled,
@@ -156,7 +158,7 @@ def _build(
       outputs = {}
       for name, tensor in behaviour.outputs(encoder).items():
         outputs[name] = tf.identity(tf.cast(tensor, tf.float32))
-      read = {name: inputs[name] for name in behaviour.inputs}
+      read = {n: inputs[n] for n in behaviour.inputs if n in inputs}
       signatures[behaviour.signature] = (
         tf.saved_model.signature_def_utils.predict_signature_def(read, outputs)
       )
@@ -186,6 +188,7 @@ def export(model: Model, source: Source, folder: str) -> float:
     files.write(config, source.bert.to_json_string().encode())
     task = {**source.known_task, "exported_from": os.path.basename(source.path)}
     run_folder.write_task(extra, task, tokenizer)
+    model_writing.write_tokenizer(extra, tokenizer, task, source.bert)
     return _largest_difference(model, aside, source.bert)
 
 

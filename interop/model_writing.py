@@ -11,12 +11,13 @@ from common import files, input_files, json_files
 from common.errors import UserError
 from common.files import new_folder
 from common.model_files import CONFIG_FILE, RUN_FILE, TASK_FILE
+from config.bert_config import BertConfig
 from interop import model_card
 from interop.model_source import CHECKPOINT_NAME, Source
 from model import huggingface_config, huggingface_weights, tasks
 from model.weights import heads_of
 from text_encoders import kinds, tokenizer_files
-from text_encoders.base import MASK
+from text_encoders.base import MASK, Encoder
 
 
 class Model(NamedTuple):
@@ -132,12 +133,17 @@ def write_folder(
     if encoder:
       for file, content in model.vocabulary.items():
         files.write(os.path.join(aside, file), content)
-      if model.task.get("task") == tasks.NER:
-        encoder = encoder.with_space_before()
-      length = model.task.get("max_seq_length", bert.max_position_embeddings)
-      has_segments = bert.type_vocab_size > 1
-      pairs = model.task.get("segment_ids", True) and has_segments
-      tokenizer_files.write_tokenizer(
-        aside, encoder, length, pairs, has_segments
-      )
+      write_tokenizer(aside, encoder, model.task, bert)
   return [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
+
+
+def write_tokenizer(
+  folder: str, encoder: Encoder, task: dict, bert: BertConfig
+) -> None:
+  """Writes the tokenizer of a model as transformers reads it."""
+  if task.get("task") == tasks.NER and task.get("space_before_words", True):
+    encoder = encoder.with_space_before()
+  length = task.get("max_seq_length", bert.max_position_embeddings)
+  has_segments = bert.type_vocab_size > 1
+  pairs = task.get("segment_ids", True) and has_segments
+  tokenizer_files.write_tokenizer(folder, encoder, length, pairs, has_segments)

@@ -471,3 +471,14 @@ def nearest(
 def has(config: BertConfig) -> bool:
   """Whether a type says all of a model."""
   return not nearest(config)[1]
+
+
+def lacks(config: BertConfig, head: Head, ids: dict[str, int]) -> str:
+  """What the nearest type lacks of a model with this head; "" if nothing."""
+  kind, _ = nearest(config, [head])
+  keys = [
+    key + kind.why.get(key, "") for key in kind.unsaid(config, [head], ids)
+  ]
+  if head not in kind.heads:
+    keys.append(f"this {head.name}")
+  return f"{kind.title} lacks {', '.join(keys)}" if keys else ""

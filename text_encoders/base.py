@@ -133,6 +133,11 @@ class Encoder:
     """As `encode_batch`, of text that goes on inside a line."""
     return self.encode_batch([text])[0]
 
+  def encode_word(self, word: str, space_before: bool = True) -> np.ndarray:
+    """As after a space inside of a text, or else as the library's word."""
+    del space_before  # most kinds of tokenizers give both the same tokens
+    return self.encode_rest(f" {word}")
+
   @property
   def masks(self) -> re.Pattern:
     """Finds the mask in a text, by its name in the vocabulary or as [MASK]."""

@@ -176,6 +176,14 @@ class HuggingFaceEncoder(base.Encoder):
     _, ends = np.array(encoding.offsets, int).reshape(-1, 2).T
     return np.array(encoding.ids, np.int32)[ends > 1]
 
+  def encode_word(self, word: str, space_before: bool = True) -> np.ndarray:
+    if space_before:
+      return super().encode_word(word)
+    encoding = self._library.encode(
+      [without_surrogates(word)], is_pretokenized=True, add_special_tokens=False
+    )
+    return np.array(encoding.ids, np.int32)
+
   def encode_words(self, lines: Sequence[str]) -> list[base.WordTokens]:
     words = []
     for line, encoding in zip(lines, self._encode(lines), strict=True):

@@ -11,8 +11,9 @@ import pytest
 import samples
 
 from common.errors import UserError
-from finetuning import classification, metrics, tables, windows
+from finetuning import classification, finetune, metrics, tables, windows
 from finetuning.labels import identity, label_order
+from gradients.distributed import Comm
 from text_encoders.base import SPECIAL_TOKENS, Encoder
 
 SPECIAL = Encoder("vocab.txt", True)
@@ -192,6 +193,18 @@ def test_labels_are_shown_with_their_counts(table):
   assert (
     made.training_set and "'l11' 88, 16 others, 'l28' 71" in made.lines()[0]
   )
+
+
+def test_what_cannot_be_published_is_told_before_training(
+  table, monkeypatch, capsys
+):
+  monkeypatch.setattr(finetune.training_run, "run", print)
+  for is_other in (False, True):
+    made = table(HEADER + "a\t1\nb\t0\n" * 8)
+    made.config.bert.pre_layer_norm = is_other
+    finetune.finetune(made, Comm())
+    line = "no Hugging Face folder can be written of this model: BERT lacks pre"
+    assert (line in capsys.readouterr().err) == is_other
 
 
 @pytest.mark.parametrize(

@@ -253,6 +253,8 @@ def test_hugging_faces_own_files_say_the_task(tmp_path, letters, parts, labels):
   want = {key: task[key] for key in known}
   if is_named or len(labels) == 1:
     want["labels"] = labels if is_named else []
+  if kind == "ner":  # its training was not ours
+    want["space_before_words"] = False
   assert saved == want
   if len(labels) == 2:
     (answer,) = answers(tmp_path / "c" / "m", TEXTS[:1])

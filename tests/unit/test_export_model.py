@@ -13,6 +13,7 @@ import pytest
 import runs
 import trained
 from samples import LETTERS, TINY, write_config
+from tokenizers import Tokenizer
 
 import convert_checkpoint
 from checkpoints.checkpoint_files import CheckpointError, CheckpointFiles
@@ -143,6 +144,11 @@ def test_a_fresh_process_gets_the_checkpoints_answers(answers, kind):
           got = got[: len(ids)]  # a number for each token
         assert got.dtype == np.float32
         np.testing.assert_allclose(got, value, rtol=1e-5, atol=1e-5)
+  extra = folder / "assets.extra"
+  ids = Tokenizer.from_file(f"{extra}/tokenizer.json").encode("a").ids
+  assert ids == [LETTERS.index(token) for token in ("[CLS]", "a", "[SEP]")]
+  config = json.loads((extra / "tokenizer_config.json").read_text())
+  assert "token_type_ids" in config["model_input_names"]
   # And there are no others but the default's, which is the most useful.
   default = {name for name in found.files if "/serving_default/" in name}
   assert {*found.files} - default == names

@@ -292,6 +292,21 @@ def test_models_of_ours_that_hugging_face_does_not_have(keys, message):
   assert huggingface_types.has(BertConfig.from_dict(same))
 
 
+@pytest.mark.parametrize(
+  "keys, head, wanted",
+  [
+    (EURO, tasks.LABELS, "EuroBERT lacks this classifier"),
+    (EURO, tasks.QUESTIONS, "EuroBERT lacks this question answering head"),
+    (EURO, tasks.TOKENS, ""), (ROBERTA, tasks.LABELS, ""),
+    ({**TINY, **NEO_BERT}, tasks.LABELS, "EuroBERT lacks decoder_bias"),
+  ],
+)  # fmt: skip
+def test_what_a_type_lacks_is_known_before_training(keys, head, wanted):
+  pad = {"pad": keys.get("position_offset", 1) - 1}
+  found = huggingface_types.lacks(BertConfig.from_dict(keys), head, pad)
+  assert found.startswith(wanted) and bool(found) == bool(wanted)
+
+
 def test_pooling_counts_where_something_is_pooled():
   keys = {**MODERN, "classifier_pooling": "pooler"}
   _, content = written(keys, [tasks.MASKED_LM])

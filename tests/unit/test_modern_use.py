@@ -26,6 +26,7 @@ from interop import (
   run_settings,
 )
 from interop.predictions import Input
+from model.tasks import POSITIONS
 from text_encoders.wordpiece import WordPieceEncoder
 
 slow = lambda *values: pytest.param(*values, marks=pytest.mark.slow)
@@ -79,6 +80,9 @@ def test_a_folder_answers_as_the_checkpoint_and_the_export(
   has = ["encoder", "masked_lm"]
   assert opened.names() == has
   inference.export(opened, source, export)
+  # These models have no segments, so nobody has to give them.
+  for signature in opened.signatures.values():
+    assert {"input_ids", "input_mask"} == {*signature.inputs} - {POSITIONS}
   assert_near(answers(export, inputs), want)
   encoder = WordPieceEncoder(letters, True)
   sentences = encoder.encode_batch(["a b c", "ab c 1 2 d e f g h"])

@@ -157,6 +157,7 @@ def test_wrong_inputs_are_refused_before_the_model_is_read():
   for given, texts, words in (
     ({"question": "who?"}, [], "both --question and --context"),
     ({"question": "who?"}, ["a text"], "one of these"),
+    ({}, ["a text", __file__], f"is a file: give --input={__file__}"),
     ({"input": "no/where"}, [], "--input=no/where: there is no such file"),
   ):
     with pytest.raises(UserError, match=words):
