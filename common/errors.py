@@ -43,6 +43,7 @@ _REMEDIES = {
   os.strerror(errno.EFBIG): "allow larger files there (ulimit -f)",
   os.strerror(errno.EROFS): _RIGHTS,
   os.strerror(errno.EACCES): _RIGHTS,
+  os.strerror(errno.EISDIR): "name a file in it",
   "surrogates not allowed": "names must be UTF-8: rename it",
   "Unable to convert element to UTF-8": "names must be UTF-8: rename it",
 }

@@ -43,17 +43,20 @@ def convert_to_unicode(text: str | bytes) -> str:
 
 def load_vocab(vocab_file: str) -> "collections.OrderedDict[str, int]":
   """Reads a vocabulary: token -> line number; DataError if unreadable."""
-  tokens = _tokens_of(convert_to_unicode(input_files.read(vocab_file)))
+  text = convert_to_unicode(input_files.read(vocab_file))
+  tokens = _tokens_of(text, vocab_file)
   # The last of equal tokens gives its number, as in google/bert.
   numbers = range(len(tokens))
   return collections.OrderedDict(zip(tokens, numbers, strict=True))
 
 
-def _tokens_of(text: str) -> list[str]:
+def _tokens_of(text: str, file: str) -> list[str]:
   """The tokens by line number; blank lines at the end hold none.
 
   Others may be an unusual space, as in published Chinese vocabularies.
   """
+  if text.lstrip().startswith("{") and '"model"' in text:
+    raise DataError(f"{file} is a tokenizer.json: give it as --tokenizer_file")
   # `splitlines` would also break at U+2028, a token of Chinese vocabularies.
   text = text.rstrip("\n\r\t ")
   return [line.strip() for line in text.split("\n")] if text else []
@@ -240,7 +243,7 @@ class WordPieceEncoder(base.Encoder):
   def __init__(self, vocab_file: str, do_lower_case: bool):
     super().__init__(vocab_file, do_lower_case)
     try:
-      tokens = _tokens_of(input_files.read(vocab_file).decode())
+      tokens = _tokens_of(input_files.read(vocab_file).decode(), vocab_file)
     except UnicodeDecodeError as e:
       raise DataError(f"{vocab_file}: not a vocabulary in UTF-8: {e}") from e
     vocab = self._set_vocabulary(tokens, base.SPECIAL_BY_ROLE, tokens)

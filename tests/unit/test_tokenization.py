@@ -198,6 +198,8 @@ def test_unfit_vocabularies(tmp_path):
   for tokens, files, words in (
     (["[PAD]", "[UNK]", "[CLS]", "a"], file, r"lacks \[SEP\], \[MASK\]"),
     ([], file, "lacks"),
+    (['{"model": {}}'], file, "is a tokenizer.json: give it as --tokenizer_f"),
+    ([], {"vocab_file": str(tmp_path)}, "Is a directory: name a file in it"),
     ([], {"vocab_file": f"{tmp_path}/no.txt"}, "no.txt: No such file"),
     ([], {}, "name one"),
     ([], {**file, "spm_model_file": "x.model"}, "name one"),
