@@ -25,7 +25,8 @@ def program(cells):
     line = "set -e; " + command[1]
     return f"run(['bash', '-c', {line!r}], check=True)"
 
-  lines = ["from subprocess import run"]
+  lines = ["import sys; sys.path.append('cells')"]
+  lines.append("from subprocess import run")
   for cell in cells:
     if cell["cell_type"] == "code":
       text = "".join(cell["source"])
@@ -43,9 +44,10 @@ def test_the_notebook_runs(tmp_path):
   for path in ROOT.iterdir():
     if path.name not in ("runs", ".build", ".git"):
       (tmp_path / path.name).symlink_to(path)
-  # As cells, Jupyter brings its own package.
-  (tmp_path / "IPython").mkdir()
-  (tmp_path / "IPython/display.py").write_text("def Image(p): print(open(p))")
+  # Jupyter's own package is there for the cells only.
+  (tmp_path / "cells/IPython").mkdir(parents=True)
+  display = tmp_path / "cells/IPython/display.py"
+  display.write_text("def Image(path): print(open(path))")
   (tmp_path / "program.py").write_text(program(notebook["cells"]))
   environment = {
     **os.environ,
