@@ -67,12 +67,13 @@ def _import_quietly():
     os.environ["TF_XLA_FLAGS"] = f"{of_xla} --tf_xla_cpu_global_jit".strip()
   quiet = _without_chatter() if level != "0" else contextlib.nullcontext()
   # Asking for an absent tf_keras delays `tf.keras`, 40% of the import.
-  keras = os.environ.setdefault("TF_USE_LEGACY_KERAS", "absent")
+  is_open = "TF_USE_LEGACY_KERAS" not in os.environ
+  os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
   with quiet:
     import tensorflow
     import tensorflow.compat.v1 as tf
 
-    if keras == "absent":
+    if is_open:
       del os.environ["TF_USE_LEGACY_KERAS"]
     tf.logging.set_verbosity(tf.logging.ERROR)
     tf.disable_v2_behavior()
