@@ -163,7 +163,9 @@ def test_tables_of_pyarrow(tmp_path, name):
   url = f"memory://s/{name}"
   put(url, (tmp_path / name).read_bytes())
   put("memory://s/state.json", json.dumps({"_data_files": []}).encode())
-  (piece,) = documents.split_into_pieces([url], DocumentFormat())
+  (piece,) = documents.split_into_pieces(
+    [documents.Source(url)], DocumentFormat()
+  )
   found = list(documents.read_documents([piece], DocumentFormat()))
   assert found == [(f"{url}:0", ["a"]), (f"{url}:1", ["b"])]
   assert documents.expand_patterns("memory://s") == []  # a data set
@@ -358,6 +360,12 @@ def test_workers_write_to_a_store(tmp_path, letters):
 # A corpus ---------------------------------------------------------------------
 
 
+@pytest.fixture
+def same_date(monkeypatch):
+  """The report has the time of the command."""
+  monkeypatch.setattr(prepare_corpus.time, "strftime", lambda *_: "today")
+
+
 def prepare(texts, place):
   prepare_corpus.prepare(
     prepare_corpus.CorpusSettings(
@@ -370,7 +378,7 @@ def prepare(texts, place):
   )
 
 
-def test_a_corpus_in_a_store(tmp_path, flaky, cache):
+def test_a_corpus_in_a_store(tmp_path, flaky, cache, same_date):
   text = tmp_path / "a.txt"
   write_documents(text, 60)
   prepare(str(text), str(tmp_path / "disk"))
@@ -404,7 +412,7 @@ run_with(prepare_corpus.CorpusSettings, prepare_corpus.main)
 """
 
 
-def test_a_kill_in_the_middle_of_an_upload(tmp_path):
+def test_a_kill_in_the_middle_of_an_upload(tmp_path, same_date):
   text, made = tmp_path / "a.txt", tmp_path / "made"
   write_documents(text, 60)
   made.mkdir()
