@@ -104,7 +104,7 @@ def test_what_it_makes_is_not_read(tmp_path, prepare, many):
 def test_few_documents_are_cut(prepare):
   text = " ".join(f"Sentence number {i} is here." for i in range(200))
   train, heldout, report = prepare([{"text": text}])
-  assert report[2].startswith("Only 1 document ")
+  assert report[2].startswith("1 document, fewer than 20: pieces of up to 32 ")
   sizes = list(map(len, train + heldout))
   assert (len(sizes), sum(sizes), max(sizes)) == (7, 200, 32)
 
