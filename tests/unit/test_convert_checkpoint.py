@@ -344,7 +344,7 @@ def test_what_nothing_says_is_assumed_aloud(tmp_path, letters):
   assert runs.read_json(tmp_path / "back", "task.json") == unknown
   source = model_source.find(str(tmp_path / "back" / "m"))
   assert source.max_seq_length == TINY["max_position_embeddings"]
-  begins = [line.split()[0] for line in source.assumed()]
+  begins = [line.split()[0] for line in source.lines()[1:]]
   assert begins == [f"{source.path}:", "every"]
   cased = convert(prefix, tmp_path / "c", do_lower_case=False)
   assert "assumed: 1\n" in cased and "--do_lower_case=False" in cased
