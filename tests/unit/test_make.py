@@ -222,7 +222,10 @@ def test_where_horovod_does_not_build_the_rest_is_made(checkout, tmp_path):
   assert call(*words, cwd=checkout.folder).returncode != 0
   lacks.unlink()
   assert checkout.type("horovod", python, "VARIANT=cpu") == ["horovod cpu"]
-  code = "import tools; print(*tools.__path__)"
+  code = (
+    "from importlib.util import find_spec as f; "
+    "print(*f('tools').submodule_search_locations)"
+  )
   done = call(str(checkout.venv / "bin" / "python"), "-c", code, cwd=tmp_path)
   assert done.stdout == f"{checkout.folder}/tools\n", done.stderr
 

@@ -200,7 +200,7 @@ def look(capsys):
     except errors.UserError as e:
       error.append(str(e))
     out, err = capsys.readouterr()
-    lines = [line for line in err.splitlines() if " MB/s  " not in line]
+    lines = [line for line in err.splitlines() if not re.search(r" MB\b", line)]
     return out, lines + error
 
   return run

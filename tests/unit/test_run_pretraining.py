@@ -1053,13 +1053,12 @@ def test_changes_are_complete_and_written_as_in_a_command(tiny_run, tmp_path):
   assert changes() == []
   assert changes(("c",)) == ["record files a,b -> c"]
   found = changes(
-    recompute=("layer",), init_checkpoint="x", optimizer={"optimizer": "lamb"},
-    precision="fp32", dropout=0.0,
+    recompute=("layer",), optimizer={"optimizer": "lamb"}, precision="fp32",
+    dropout=0.0,
   )  # fmt: skip
   assert found == [
     "--bert_config_file: hidden_dropout_prob 0.1 -> 0.0",
     "--bert_config_file: attention_probs_dropout_prob 0.1 -> 0.0",
-    "--init_checkpoint (not given) -> x",
     "--optimizer adamw -> lamb",
     "--precision bf16 -> fp32",
     "--recompute (empty) -> layer",
