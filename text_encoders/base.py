@@ -12,10 +12,7 @@ from tokenizers import Tokenizer
 from common import input_files
 from common.errors import DataError
 from common.files import file_sha256
-from common.model_files import (
-  TOKENIZER_CONFIG_FILE,
-  TOKENIZER_FILE,
-)
+from common.model_files import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from text_encoders.characters import spelt_letters
 
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"

@@ -96,8 +96,8 @@ def read(file: str) -> TokenizerFolder:
   last = max(ids.values(), default=-1)
   if last > 2 * len(ids) + 1000:
     raise DataError(f"{file}: renumber its {len(ids)} tokens: one is {last}")
-  before = json.loads(library.to_str())
-  content = json.loads(library.to_str())
+  text = library.to_str()
+  before, content = json.loads(text), json.loads(text)
   _lay_over(content, config, ids)
   special: dict[str, str] = {}
   for token in content["added_tokens"]:
