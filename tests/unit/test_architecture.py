@@ -176,8 +176,9 @@ def test_every_module_says_what_it_is():
 # Lines of the product, blank ones and docstrings too (2026-11-28). What adds
 # lines takes others away; raise this only by what was agreed to for a feature,
 # never to what is counted. 400 of them are for files, labels and tokenizers of
-# others. 27,800 is the aim, which the code has not reached.
-CEILING = 31_100
+# others, 1,300 for embeddings, search and several labels. 29,100 is the aim,
+# which the code has not reached.
+CEILING = 32_400
 # Of these lines, those that only refuse something.
 GUARD_SHARE = 0.063
 # Lines that are comments: reasons, which no name can give.
