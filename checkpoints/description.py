@@ -17,7 +17,7 @@ from common.errors import DataError
 from common.model_files import CONFIG_FILE, RUN_FILE, TASK_FILE
 from config.bert_config import BertConfig
 from model import huggingface_config
-from model.tasks import FINETUNED, PRETRAINING
+from model.tasks import FINETUNED, POOLINGS, PRETRAINING, SIDES, SIMILARITIES
 from records import data_set, record_report
 from text_encoders import kinds
 from text_encoders.base import TokenizerInfo
@@ -48,6 +48,9 @@ _TASK = {
   "label_column?": (int, None), "doc_stride?": int, "max_query_length?": int,
   "n_best_size?": int, "max_answer_length?": int,
   "version_2_with_negative?": bool, "null_score_diff_threshold?": float,
+  "pooling?": POOLINGS, "normalize?": bool, "include_prompt?": bool,
+  "prompts?": {f"{side}?": str for side in SIDES}, "similarity?": SIMILARITIES,
+  "matryoshka_dims?": [int], "query_length?": int,
 }  # fmt: skip
 
 

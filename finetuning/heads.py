@@ -4,6 +4,7 @@ Variables have google/bert's names. Shapes as in `modeling`: B rows of S tokens
 and up to E examples, hidden size H.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import mixed_precision
@@ -34,6 +35,8 @@ class HeadInput(NamedTuple):
   labels: int  # rows of a head whose rows are labels
   positions: tf.Tensor | None = None  # int32 [B, P], where a masked LM predicts
   dropout: tuple = (0.0, None)  # rate and seed, of a head of labels
+  task: Mapping = {}  # as task.json has it, of a head without weights
+  pooled: tf.Tensor | None = None  # int32 [B, S], 1 for what its vector is of
 
   def features(self, head: Head) -> tf.Tensor:
     """float [B, H] or [B, S, H]: what a head reads."""

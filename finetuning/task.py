@@ -157,8 +157,8 @@ class FinetuningTask:
   @property
   def outputs(self) -> int:
     """The number of the head's outputs; a regression has one."""
-    head = BY_KIND[self.config.kind]
-    return head.outputs or len(self.labels or ()) or 1
+    fixed = BY_KIND[self.config.kind].outputs
+    return (len(self.labels or ()) or 1) if fixed is None else fixed
 
   def results(self, source, outputs: dict) -> dict:
     """Metrics: name -> float. The head's `outputs` are float32 [rows, ...]."""

@@ -36,6 +36,45 @@ class EncoderBehaviour(Behaviour):
     return [f"{len(vector)} numbers, {of}: {first} ... (--json: all)"]
 
 
+class EmbeddingBehaviour(EncoderBehaviour):
+  """A text's vector as the model's task makes it of the last layer."""
+
+  head = tasks.EMBEDDING
+  inputs = (*INPUTS, tasks.POOLED)
+  reads_pairs = sees_masks = False
+
+  def outputs(self, encoder):
+    tf = later.tf
+    tokens = tf.cast(encoder.model.get_sequence_output(), tf.float32)
+    vector = tokens[:, 0]
+    if encoder.task.get("pooling", "mean") == "mean":
+      counts = tf.cast(encoder.pooled, tf.float32)
+      total = tf.reduce_sum(counts, axis=1, keepdims=True)
+      vector = tf.einsum("bs,bsh->bh", counts, tokens)
+      vector /= tf.maximum(total, 1e-9)  # a prompt may leave no token
+    if encoder.task.get("normalize"):
+      vector = tf.math.l2_normalize(vector, axis=-1)
+    return {"embedding": vector}
+
+  def arrays(self, ids, context):
+    masks = [np.ones_like(row) for row in ids]
+    if not context.task.get("include_prompt", True) and context.prompt:
+      # As sentence-transformers: [CLS] and the tokens of the prompt alone.
+      (prompt,) = context.tokenizer.encode_batch([context.prompt])
+      for mask in masks:
+        mask[: len(context.tokenizer.template(1)[0]) + len(prompt)] = 0
+    return {tasks.POOLED: masks}
+
+  def encode(self, one, context):
+    text = context.prompt + one.text
+    encoded = super().encode(one._replace(text=text), context)
+    return encoded._replace(texts={**encoded.texts, "text": one.text})
+
+  def answer(self, ids, outputs, context):
+    pooling = context.task.get("pooling", "mean")
+    return {"pooling": pooling, "embedding": outputs["embedding"].tolist()}
+
+
 class NextSentenceBehaviour(Behaviour):
   """Says whether the second text of a pair follows the first."""
 
@@ -113,7 +152,7 @@ class MaskedLmBehaviour(Behaviour):
     return lines
 
 
-# In the order of `tasks.HEADS`: a model is for what the last of its heads does.
+# As in `tasks.BY_KIND`: a model is for what the last of its heads does.
 BEHAVIOURS: dict[str, Behaviour] = {
   behaviour.signature: behaviour
   for behaviour in (
@@ -123,6 +162,7 @@ BEHAVIOURS: dict[str, Behaviour] = {
     squad.QuestionBehaviour(),
     classification.LabelBehaviour(),
     ner.WordBehaviour(),
+    EmbeddingBehaviour(),
   )
 }
 ENCODER, NEXT_SENTENCE, MASKED_LM = [*BEHAVIOURS][:3]

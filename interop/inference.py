@@ -66,11 +66,11 @@ class Model(NamedTuple):
     self.session.close()
 
 
-def open_model(source: Source) -> Model:
-  """Opens a checkpoint or an export, with all its signatures."""
+def open_model(source: Source, names: Sequence[str] = ()) -> Model:
+  """Opens an export, or a checkpoint with all its signatures or `names`."""
   if source.is_export:
     return open_export(source.path)
-  return open_checkpoint(source)
+  return open_checkpoint(source, names)
 
 
 def open_export(folder: str) -> Model:
@@ -110,6 +110,9 @@ def open_checkpoint(
   for head in weights.heads_of(source.bert, shapes):
     if pools or not head.reads_pooled:
       has.append(head.signature)
+  use = tasks.BY_KIND[source.task["task"]]
+  if not use.bias:  # no weights tell that the model has it
+    has.append(use.signature)
   for name in names:
     if name not in has:
       raise UserError(
@@ -118,7 +121,7 @@ def open_checkpoint(
   session = tf.Session(graph=tf.Graph())
   with session.graph.as_default(), jit.mode("off"):
     signatures = _build(
-      source.bert,
+      source,
       [name for name in has if not names or name in names],
       shapes.get(tasks.label_bias(shapes), [0])[0],
       pools,
@@ -129,13 +132,17 @@ def open_checkpoint(
 
 
 def _build(
-  bert: BertConfig, names: Sequence[str], labels: int, pools: bool, policy
+  source: Source, names: Sequence[str], labels: int, pools: bool, policy
 ) -> dict:
   """Name -> SignatureDef of the graph that it builds, with the default one."""
-  behaviours = [BEHAVIOURS[name] for name in names]
-  inputs = {}
-  for name in (*INPUTS, tasks.POSITIONS):
-    if name != "segment_ids" or bert.type_vocab_size > 1:
+  behaviours, bert = [BEHAVIOURS[name] for name in names], source.bert
+  left_out, inputs = set(), {}
+  if bert.type_vocab_size <= 1:
+    left_out.add("segment_ids")
+  if source.task.get("include_prompt", True):
+    left_out.add(tasks.POOLED)
+  for name in (*INPUTS, tasks.POSITIONS, tasks.POOLED):
+    if name not in left_out:
       inputs[name] = tf.placeholder(tf.int32, [None, None], name)
   # Of a masked LM head alone the last layer is computed at the masks only.
   positions = inputs[tasks.POSITIONS]
@@ -152,7 +159,15 @@ def _build(
       with_pooler=pools and reads_pooled,
       positions=positions if list(names) == [MASKED_LM] else None,
     )
-    encoder = HeadInput(model, bert, policy, labels, positions)
+    encoder = HeadInput(
+      model,
+      bert,
+      policy,
+      labels,
+      positions,
+      task=source.task,
+      pooled=inputs.get(tasks.POOLED, inputs["input_mask"]),
+    )
     signatures = {}
     for behaviour in behaviours:
       outputs = {}
@@ -207,6 +222,7 @@ def _largest_difference(model: Model, folder: str, bert: BertConfig) -> float:
     "input_mask": mask,
     "segment_ids": rng.integers(max(1, bert.type_vocab_size), size=[2, length]),
     tasks.POSITIONS: np.zeros([2, 1], np.int32),
+    tasks.POOLED: mask,
   }
   with contextlib.closing(open_export(folder)) as written:
     differences = []

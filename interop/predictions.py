@@ -40,7 +40,8 @@ class Predictor:
   ):
     """`model` is an `inference.Model`; the rest are predict.py's flags."""
     self._model, self._embedding = model, embedding
-    length = max_seq_length or source.max_seq_length
+    length = max_seq_length or source.task.get("query_length")
+    length = length or source.max_seq_length
     task_file.check_length(length, source.bert)
     self._context = Context(
       source.tokenizer(), source.task, length, top_k, embedding or POOLINGS[0]

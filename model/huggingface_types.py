@@ -479,6 +479,7 @@ def lacks(config: BertConfig, head: Head, ids: dict[str, int]) -> str:
   keys = [
     key + kind.why.get(key, "") for key in kind.unsaid(config, [head], ids)
   ]
-  if head not in kind.heads:
+  # Any type has a model without a head, for what needs no weights.
+  if head.bias and head not in kind.heads:
     keys.append(f"this {head.name}")
   return f"{kind.title} lacks {', '.join(keys)}" if keys else ""

@@ -128,7 +128,7 @@ def finetuning(
     read = 0 if bert.pools_all_tokens else slots
     of_head = pooled(bert, policy, rows, tokens, slots, classes)
   else:
-    read, count = 0, rows * tokens
+    read, count = 0, rows * tokens if classes else 0
     dtype = policy.losses if head.full_precision else policy.heads
     of_head = features(bert, policy, count)
     of_head += dense(1, count, bert.hidden_size, classes, dtype)

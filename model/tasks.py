@@ -10,17 +10,25 @@ from typing import NamedTuple
 
 # What a model is for, as task.json says.
 PRETRAINING, CLASSIFIER = "pretraining", "classifier"
-SQUAD, NER = "squad", "ner"
+SQUAD, NER, EMBEDDER = "squad", "ner", "embedder"
+
+# What an embedder's task.json can say: how a text's tokens become its vector,
+# how vectors are compared, and which texts have a prompt of their own.
+POOLINGS, SIMILARITIES = ("mean", "cls"), ("cosine", "dot")
+SIDES = QUERY, DOCUMENT = "query", "document"
 
 # The name of an input of the masked LM head: which tokens to predict.
 POSITIONS = "masked_lm_positions"
+# That of an embedder which leaves its prompt out of the mean: int32 [B, S], 1
+# for the tokens that count.
+POOLED = "pooled_mask"
 
 
 class Head(NamedTuple):
-  """Layers on the encoder that answer one kind of question."""
+  """What answers one kind of question: layers on the encoder, or none."""
 
   name: str  # for people
-  bias: str  # a variable that only this head has
+  bias: str  # a variable that only this head has; "": it has none
   kind: str
   signature: str  # in a SavedModel
   # What follows "For" in transformers' class of a model with this head only.
@@ -60,15 +68,16 @@ LABELS = Head(
 TOKENS = Head(
   "token classifier", "cls/tokens/output_bias", NER, "token_classifier",
   "TokenClassification", "token-classification", script="run_ner.py")
+EMBEDDING = Head(
+  "embedding", "", EMBEDDER, "embedding", "", "sentence-similarity", outputs=0,
+  script="run_embedder.py")
 # fmt: on
-# A model with several heads is for what the last of them does.
+# Those with variables. A model with several is for what the last of them does,
+# if its task.json does not say that it is for what needs none.
 HEADS = (NEXT_SENTENCE, MASKED_LM, QUESTIONS, LABELS, TOKENS)
-BY_KIND = {head.kind: head for head in HEADS}
+BY_KIND = {head.kind: head for head in (*HEADS, EMBEDDING)}
 FINETUNED = tuple(kind for kind in BY_KIND if kind != PRETRAINING)
-# Their rows are the labels of a task.
-LABELLED = tuple(
-  BY_KIND[kind] for kind in reversed(FINETUNED) if not BY_KIND[kind].outputs
-)
+LABELLED = TOKENS, LABELS  # whose rows are the labels of a task
 
 
 def label_bias(variables: Collection[str]) -> str:

@@ -29,6 +29,12 @@ TASKS = {
     "version_2_with_negative": True,
   },
   "ner": {"task": "ner", "labels": ["B-LOC", "I-LOC", "O"], "doc_stride": 8},
+  "embedder": {
+    "task": "embedder",
+    "normalize": True,
+    "include_prompt": False,
+    "prompts": {"query": "ab ", "document": ""},
+  },
 }
 
 
@@ -37,6 +43,7 @@ PARTS = {
   "classifier": (weights.ENCODER, weights.POOLER, weights.CLASSIFIER),
   "squad": (weights.ENCODER, weights.QUESTIONS),
   "ner": (weights.ENCODER, weights.TOKEN_CLASSIFIER),
+  "embedder": (weights.ENCODER,),
 }
 
 
@@ -49,7 +56,7 @@ def logits(kind, bert, ids, segments):
     None,
     tf.constant(segments, tf.int32),
     scope="bert",
-    with_pooler=kind not in ("squad", "ner"),
+    with_pooler=kind in ("pretraining", "classifier"),
   )
   sequence, pooled = model.get_sequence_output(), model.get_pooled_output()
   read = heads.HeadInput(model, bert, mixed_precision.FP32, 3)
@@ -74,6 +81,9 @@ def logits(kind, bert, ids, segments):
     scores = tf.reshape(matmul + bias, [1, -1, 3])
     outputs["token_classifier/logits"] = scores
     outputs["token_classifier/probabilities"] = tf.nn.softmax(scores)
+  elif kind == "embedder":
+    mean = tf.reduce_mean(sequence, axis=1)
+    outputs["embedding/embedding"] = tf.math.l2_normalize(mean, -1)
   else:
     both = squad.span_logits(sequence, bert, mixed_precision.FP32)
     outputs["span/start_logits"] = both[..., 0]

@@ -73,6 +73,7 @@ def arrays_of(batch):
     made["input_ids"][row, : len(ids)] = ids
     made["input_mask"][row, : len(ids)] = 1
     made["segment_ids"][row, : len(ids)] = segments
+  made[tasks.POOLED] = made["input_mask"]
   last = [[0, len(ids) - 1] for ids, _ in batch]
   return {**made, tasks.POSITIONS: np.array(last, np.int32)}
 
@@ -125,7 +126,7 @@ def example_of_the_page():
 
 DEFAULTS = {
   "pretraining": "masked_lm", "classifier": "classifier", "squad": "span",
-  "ner": "token_classifier",
+  "ner": "token_classifier", "embedder": "embedding",
 }  # fmt: skip
 
 
