@@ -16,6 +16,7 @@ LAYERS = (
   {"workers"},
   {"corpus"},
   {"records"},
+  {"retrieval"},
   {"config"},
   {"xla_patches", "mixed_precision"},
   {"model"},
@@ -60,7 +61,8 @@ ENTRY_POINTS = {n for n in MODULES if n in LAYERS[-1] or n.startswith("tools.")}
 DATA = {
   n
   for n in MODULES
-  if n.startswith(("text_encoders.", "workers.", "corpus.", "records."))
+  if n.split(".")[0]
+  in ("text_encoders", "workers", "corpus", "records", "retrieval")
 }
 
 

@@ -1,0 +1,47 @@
+"""Search by words, by the library bm25s: what vectors should be better than."""
+
+from common.errors import UserError
+from retrieval import measures
+from retrieval.beir import Collection
+
+INSTALL = "install it by .venv/bin/pip install -r requirements/search.txt"
+# Words of two letters or more, as bm25s has them; Chinese, Japanese and Korean
+# put no spaces between words, so there a word is a character.
+_NO_SPACES = "[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"
+_WORD = rf"(?u){_NO_SPACES}|(?:(?!{_NO_SPACES})\w){{2,}}"
+
+
+def run(collection: Collection, k: int = measures.DEPTH + 1) -> measures.Run:
+  """The k best documents of each query.
+
+  English stop words are left out and endings cut off, as in Anserini's
+  figures for BEIR. UserError without the library.
+  """
+  try:
+    import bm25s
+    import Stemmer
+  except ImportError as e:
+    raise UserError(
+      f"BM25 is of bm25s, which is not here ({e}): {INSTALL}"
+    ) from e
+  stem = Stemmer.Stemmer("english")
+
+  def words(texts):
+    return bm25s.tokenize(
+      [*texts], token_pattern=_WORD, stopwords="en", stemmer=stem,
+      show_progress=False,
+    )  # fmt: skip
+
+  search = bm25s.BM25()
+  search.index(words(collection.documents.values()), show_progress=False)
+  numbers, scores = search.retrieve(
+    words(collection.queries.values()),
+    k=min(k, len(collection.documents)),
+    show_progress=False,
+    backend_selection="numpy",
+  )
+  best = measures.run_of(collection, scores, numbers)
+  for query, ranked in best.items():
+    # bm25s fills a row with documents that have none of the words.
+    best[query] = {name: score for name, score in ranked.items() if score > 0}
+  return best
