@@ -16,7 +16,7 @@ from interop import run_settings
 
 if __name__ == "__main__":
   # Flags and files are checked first: TensorFlow takes seconds to load.
-  command = run_settings.read_command(ClassifierConfig)
+  command = run_settings.read_command(ClassifierConfig, Classification)
 
   from finetuning import finetune
 

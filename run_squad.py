@@ -13,7 +13,7 @@ from interop import run_settings
 
 if __name__ == "__main__":
   # Flags and files are checked first: TensorFlow takes seconds to load.
-  command = run_settings.read_command(SquadConfig)
+  command = run_settings.read_command(SquadConfig, Squad)
 
   from finetuning import finetune
 

@@ -7,6 +7,7 @@ import os
 import pathlib
 import re
 import sys
+from typing import NoReturn
 
 from absl import flags
 
@@ -18,11 +19,16 @@ _OTHER_PROJECTS = pathlib.Path(__file__).parents[1] / "docs" / "coming_from.md"
 
 def read(argv: list[str]) -> list[str]:
   """The words that are no flags; a wrong flag ends the program."""
-  if "-h" in argv[1:2] + argv[-1:]:
+  ends = argv[1:2] + argv[-1:]
+  if "-h" in ends:
     argv = [argv[0], "--help"]
-  elif argv[1:2] == ["--version"]:
+  elif "--version" in ends:
     print(f"Perseus-BERT {VERSION}")
     sys.exit()
+  for word in argv[1:]:
+    if word.startswith("--flagfile=") and word.endswith(".json"):
+      problem = f"{word}: JSON is no file of flags, which has one on each line"
+      _end(argv, f"{problem}: see docs/training.md#flags-in-a-file")
   try:
     return flags.FLAGS(argv)
   except flags.UnrecognizedFlagError as e:
@@ -39,6 +45,10 @@ def read(argv: list[str]) -> list[str]:
       wanted = "true or false" if flag.boolean else flag.parser.syntactic_help
       problem = problem.removesuffix(str(e.__context__)) + f"must be {wanted}"
     problem = f"{problem}; see --help"
+  _end(argv, problem)
+
+
+def _end(argv: list[str], problem: str) -> NoReturn:
   tell(f"{os.path.basename(argv[0])}: error: {problem}")
   sys.exit(1)
 

@@ -5,6 +5,7 @@ without Git LFS has pointers in the place of large files.
 """
 
 import bz2
+import collections
 import contextlib
 import enum
 import gzip
@@ -232,6 +233,8 @@ def expand_patterns(patterns: str) -> list[str]:
       is_beside |= bool(_MARKS.fullmatch(os.path.basename(path)))
       if is_file and not is_beside:
         files.append(path)
+    if within := not files and name in matches and _files_within(name):
+      raise DataError(f"{name}: is a folder: name its files, as {within}")
     if matches and not files:
       raise DataError(
         f"{name}: matches {min(matches)}, which is a folder, a link to nothing "
@@ -243,6 +246,18 @@ def expand_patterns(patterns: str) -> list[str]:
   if not paths:
     raise DataError(f"no input files in {patterns!r}")
   return sorted(paths)
+
+
+def _files_within(folder: str) -> str:
+  """A glob of the files in a folder with the most frequent ending, or ""."""
+  for pattern in ("*", "**/*"):
+    within = stores.at(os.path.join(folder, pattern)).matches()
+    endings: collections.Counter[str] = collections.Counter()
+    for path, is_file in within.items():
+      endings[os.path.splitext(path)[1]] += is_file
+    if any(endings.values()):
+      return os.path.join(folder, pattern + endings.most_common(1)[0][0])
+  return ""
 
 
 def listed(names: str) -> list[str]:

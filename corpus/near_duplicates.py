@@ -20,12 +20,15 @@ import itertools
 import operator
 import os
 import re
+import sys
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import scipy.sparse
+
+from corpus import text_files
 
 SHINGLE_WORDS = 5  # as FineWeb
 EVALUATION_WORDS = 13  # as GPT-3 (arXiv:2005.14165, appendix C)
@@ -66,10 +69,9 @@ _NORMALIZED = bytes(
 ).lower()
 # Scripts without spaces between words, beside those of `_EAST_ASIAN_FIRST`:
 # Thai and Lao, Burmese, Khmer, Tai and, of four bytes, rare Chinese.
-_UNSPACED = (
-  "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u1950-\u1aaf\U00020000-\U0003ffff"
+_UNSPACED = re.compile(
+  "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u1950-\u1aaf\U00020000-\U0003ffff]"
 )
-_NOT_ASCII = re.compile(r"[^\0-\x7f]+")
 # What NFKC makes of an accent that stands alone, in place of an apostrophe.
 _LONE_ACCENT = re.compile("[ ][\u0300-\u036f]+")
 # The first byte of three that are a Chinese, Japanese or Korean character.
@@ -95,56 +97,138 @@ def _powers(base: int, log_count: int) -> np.ndarray:
   return np.multiply.accumulate(factors)
 
 
-class _Comparable(dict[int, str]):
-  """What a character that is not ASCII is in `comparable`; made when needed."""
-
-  def __missing__(self, code: int) -> str:
-    kind, text = unicodedata.category(chr(code)), "\0"
-    # Seen by nobody: soft hyphens, joiners, variants of a glyph, and what only
-    # makes a word longer.
-    if kind == "Cf" or 0xFE00 <= code <= 0xFE0F or code in (0x034F, 0x0640):
-      text = ""
-    # 0x02B9 begins the letters that look like quotes.
-    elif kind[0] in "LNM" and not 0x02B9 <= code <= 0x02FF:
-      text = chr(code)
-    self[code] = text
-    return text
+# What `_CHARACTERS` says of a character beside the code of what it becomes:
+_CODE = (1 << 21) - 1
+_UNKNOWN = 1 << 21  # nobody has asked yet
+_UNSEEN = 1 << 22  # it becomes nothing
+_ALONE = 1 << 23  # it is of `_UNSPACED`
+_ABOVE = 1 << 24  # a mark of such scripts, which belongs to the one before
+_IN_CONTEXT = 1 << 25  # what it becomes depends on its neighbours, or is long
+_CHANGED = 1 << 26  # NFKC makes another of it
+_CHARACTERS = np.full(sys.maxunicode + 1, _UNKNOWN, "<u4")
+_BETWEEN_TEXTS = "\uffff"  # no character
+_CHARACTERS[ord(_BETWEEN_TEXTS)] = ord(_BETWEEN_TEXTS)
 
 
-_COMPARABLE = _Comparable()
+def _folded(text: str) -> str:
+  """Text without case and compatible forms."""
+  # Case folding can undo what NFKC has composed.
+  folded = unicodedata.normalize("NFKC", text).casefold()
+  return _LONE_ACCENT.sub(" ", unicodedata.normalize("NFKC", folded))
 
 
-@functools.cache
-def _unspaced() -> re.Pattern:
-  """A character of `_UNSPACED` with the marks above and below it."""
-  marks = ""
-  for code in range(0x0E00, 0x1AB0):
-    if unicodedata.category(chr(code))[0] == "M":
-      marks += chr(code)
-  return re.compile(f"[{_UNSPACED}][{marks}]*")
+def _becomes(character: str) -> str:
+  """A letter, digit or mark itself, nothing, or a NUL in place of all else."""
+  kind, code = unicodedata.category(character), ord(character)
+  # Seen by nobody: soft hyphens, joiners, variants of a glyph, and what only
+  # makes a word longer.
+  if kind == "Cf" or 0xFE00 <= code <= 0xFE0F or code in (0x034F, 0x0640):
+    return ""
+  # 0x02B9 begins the letters that look like quotes.
+  is_part = kind[0] in "LNM" and not 0x02B9 <= code <= 0x02FF
+  return character if is_part else "\0"
 
 
-def comparable(text: bytes) -> bytes:
-  """The words of a text in UTF-8, as a reader compares them, with NULs between.
+def _combines(character: str) -> bool:
+  """Whether NFKC may join it to the one before: marks, and Korean's vowels."""
+  is_mark = unicodedata.category(character)[0] == "M"
+  return is_mark or "\u1100" <= character <= "\u11ff"
+
+
+def _entry(character: str) -> int:
+  """What `_CHARACTERS` says of a character."""
+  compatible = unicodedata.normalize("NFKC", character)
+  folded, entry = _folded(character), 0
+  text = "".join(map(_becomes, folded))
+  if not text:
+    entry = _UNSEEN
+  elif len(text) == 1:
+    entry = ord(text)
+  elif text.strip("\0"):
+    entry = _IN_CONTEXT
+  if _combines(character) or _combines(compatible[0]):
+    entry |= _IN_CONTEXT
+  if compatible != character:
+    entry |= _CHANGED
+  if _UNSPACED.fullmatch(folded):
+    entry |= _ALONE
+  if (
+    "\u0e00" <= folded < "\u1ab0" and unicodedata.category(folded[0])[0] == "M"
+  ):
+    entry |= _ABOVE
+  return entry
+
+
+def _entries(text: str) -> tuple[np.ndarray, np.ndarray]:
+  """uint32 [n], [n]: the characters' codes, and what `_CHARACTERS` says."""
+  codes = np.frombuffer(text.encode("utf-32-le"), "<u4")
+  entries = _CHARACTERS[codes]
+  unknown = codes[entries == _UNKNOWN]
+  if len(unknown):
+    for code in set(unknown.tolist()):
+      _CHARACTERS[code] = _entry(chr(code))
+    entries = _CHARACTERS[codes]
+  return codes, entries
+
+
+def _comparable(text: str) -> bytes:
+  """The words of a text, as of `comparable`."""
+  codes, entries = _entries(text)
+  has = np.bitwise_or.reduce(entries)
+  if has & _IN_CONTEXT:
+    # NFKC is fast where it finds nothing to change.
+    for code in set(codes[(entries & _CHANGED) > 0].tolist()):
+      text = text.replace(chr(code), unicodedata.normalize("NFKC", chr(code)))
+    codes, entries = _entries(_folded(text))
+    has = np.bitwise_or.reduce(entries)
+  is_seen = (entries & _UNSEEN) == 0
+  if not has & _ALONE:
+    words = entries[is_seen] & _CODE
+    return words.tobytes().decode("utf-32-le").encode()
+  # A mark goes on with a word if there is a word's first character among the
+  # marks before it, or before them.
+  numbers = np.arange(len(entries))
+  is_alone, is_above = (entries & _ALONE) > 0, (entries & _ABOVE) > 0
+  first = np.maximum.accumulate(np.where(is_alone, numbers, -2))
+  base = np.maximum.accumulate(np.where(is_above, -1, numbers))
+  goes_on = is_above & (np.append(-2, first[:-1]) >= base)
+  begins = is_alone & ~goes_on
+  ends = (begins | goes_on) & ~np.append(goes_on[1:], False)
+  last = np.cumsum(0 + begins + is_seen + ends)
+  words = np.zeros(last[-1], "<u4")
+  words[(last - ends - 1)[is_seen]] = entries[is_seen] & _CODE
+  return words.tobytes().decode("utf-32-le").encode()
+
+
+def comparable(texts: Sequence[bytes]) -> list[bytes]:
+  """The words of texts in UTF-8, as a reader compares them, with NULs between.
 
   Letters have no case, compatible forms are one (NFKC), and whatever is no
   letter, digit or mark is between words, as all quotes, dashes and spaces are.
   In scripts without spaces between words a character is a word; of Chinese,
   Japanese and Korean, which have no NULs between, `_words` knows it.
   """
-  if not text.isascii():
-    # Case folding can undo what NFKC has composed.
-    folded = unicodedata.normalize("NFKC", text.decode()).casefold()
-    folded = _LONE_ACCENT.sub(" ", unicodedata.normalize("NFKC", folded))
-    folded = _unspaced().sub("\0\\g<0>\0", folded)
-    known = lambda match: match[0].translate(_COMPARABLE)
-    text = _NOT_ASCII.sub(known, folded).encode()
-  return text.translate(_NORMALIZED)
+  words, others = [], []
+  for number, text in enumerate(texts):
+    words.append(text.translate(_NORMALIZED))
+    if not text.isascii():
+      others.append(number)
+  size_of = lambda number: len(texts[number])
+  # Calls of NumPy and of NFKC are fewer for many texts together.
+  for numbers in text_files.gathered(others, size_of, _BLOCK_BYTES):
+    some = []
+    for number in numbers:
+      some.append(texts[number].decode().replace(_BETWEEN_TEXTS, " "))
+    joined = _comparable(_BETWEEN_TEXTS.join(some))
+    parts = joined.split(_BETWEEN_TEXTS.encode())
+    for number, part in zip(numbers, parts, strict=True):
+      words[number] = part
+  return words
 
 
 def _words(texts: Sequence[bytes]) -> Ragged:
   """A uint64 hash of each word of each text, in order."""
-  texts = list(map(comparable, texts))
+  texts = comparable(texts)
   content = _SEPARATOR.join([*texts, b""])
   firsts, hashes = [np.zeros(0, np.int64)], [np.zeros(0, np.uint64)]
   begin = 0

@@ -71,7 +71,13 @@ GLUE = {
   "rte": Glue(*_PAIR, labels=_ENTAILMENT),
   "wnli": Glue(*_PAIR, names=("not_entailment", "entailment")),
 }
-_OWN_TABLE = ("regression", "text_column", "text_pair_column", "label_column")
+# Field of `Glue` -> the flag that names such a column in another table.
+_COLUMN_FLAGS = {
+  "text": "text_column",
+  "pair": "text_pair_column",
+  "label": "label_column",
+}
+_OWN_TABLE = ("regression", *_COLUMN_FLAGS.values())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -186,7 +192,7 @@ class Classification(LabelledTask):
   def labels_of_data(self):
     path, name = self.config.path("train"), self._table.label
     rows = self._rows(path)
-    values = tables.column(path, rows, name, may_be_empty=False)
+    values = self._column(path, rows, "label", may_be_empty=False)
     return f"{path}: column {name!r}", values
 
   def _rows(self, path: str, all_rows: bool = False) -> Sequence[tables.Row]:
@@ -195,16 +201,21 @@ class Classification(LabelledTask):
     columns = None if has_header else self._table.columns
     return tables.read_table(path, columns, all_rows)
 
+  def _column(self, path: str, rows, kind: str, **options) -> list[str]:
+    """The texts, the second ones of pairs, or the labels of rows."""
+    flag = f"--{_COLUMN_FLAGS[kind]}"
+    if self.config.task_name:
+      flag += ", and leave out --task_name, which settles it"
+    name = getattr(self._table, kind)
+    return tables.column(path, rows, name, flag, **options)
+
   def read(self, part):
     path, most = self.config.path(part), self.config.max_seq_length
     tokenizer = self.config.tokenizer()
     rows = self._rows(path, all_rows=part == "predict")
-    columns = [self._table.text]
-    if self._table.pair:
-      columns.append(self._table.pair)
     texts = []
-    for name in columns:
-      texts.append(tokenizer.encode_batch(tables.column(path, rows, name)))
+    for kind in ("text", "pair") if self._table.pair else ("text",):
+      texts.append(tokenizer.encode_batch(self._column(path, rows, kind)))
     targets = self._targets(path, rows, part)
     examples, cut = [], 0
     for row, target, *parts in zip(rows, targets, *texts, strict=True):
@@ -220,7 +231,7 @@ class Classification(LabelledTask):
     if part == "predict":
       return [0] * len(rows)
     name = self._table.label
-    labels = tables.column(path, rows, name, may_be_empty=False)
+    labels = self._column(path, rows, "label", may_be_empty=False)
     lines = [row.line for row in rows]
     in_lines = zip(lines, labels, strict=True)
     if not self._is_regression:

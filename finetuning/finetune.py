@@ -34,8 +34,7 @@ _NO_FOLDER = (
 def finetune(task: FinetuningTask, comm, snapshot=None, signals=None) -> dict:
   """Trains, evaluates and predicts; see `training_run.run`."""
   config = task.config
-  task_file.check(config, task.task_content)
-  # All files are read before a graph is built, so that errors come early.
+  task.check()
   sets = []
   if config.do_train:
     plan = task.training_set.plan(config, comm.size)
@@ -94,7 +93,9 @@ def start(command, kind: type[FinetuningTask]) -> None:
   """Runs the command of a script for a kind of task; see `training_run`."""
 
   def job(config, *world):
-    return finetune(kind(config), *world)
+    task = command.task or kind(config)
+    task.config = config  # the same on all ranks
+    return finetune(task, *world)
 
   train_loop.run_read(lambda: training_run.start(command, job))
 

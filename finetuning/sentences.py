@@ -82,8 +82,9 @@ def _of_objects(rows, settings, labelled: bool) -> Iterator[Sentence]:
         raise ValueError(f"{len(words)} words have {len(tags)} labels")
     except ValueError as e:
       raise ValueError(
-        f"line {line}: {e}; see --tokens_field, --tags_field, and for labels "
-        "that are numbers --label_names"
+        f"line {line}: {e}; its fields are {', '.join(values)}: see "
+        "--tokens_field, --tags_field, and for labels that are numbers "
+        "--label_names"
       ) from e
     labels = [names[tag] if isinstance(tag, int) else tag for tag in tags]
     yield Sentence([line] * max(1, len(words)), words, labels)

@@ -129,9 +129,10 @@ def write(path: str, lines: Sequence[str]) -> None:
 
 
 def column(
-  path: str, rows: Sequence[Row], name: str, may_be_empty: bool = True
-) -> list[str]:
-  """Values as text; `DataError` if a row lacks the column."""
+  path: str, rows: Sequence[Row], name: str, flag: str,
+  may_be_empty: bool = True,
+) -> list[str]:  # fmt: skip
+  """Values as text; `DataError` if a row lacks the column; `flag` names it."""
   texts = []
   for line, values in rows:
     value = values.get(name)
@@ -139,13 +140,11 @@ def column(
     is_one = isinstance(value, (str, int, float)) and value == value
     if not is_one or not (may_be_empty or str(value).strip()):
       wrong = f"has no {name!r}"
-      others = " (flags such as --text_column name others)"
       if name in values:
         wrong = f"has {json.dumps(value)[:60]} where {name!r} should be"
-        others = ""
-      columns = ", ".join(values)
       raise DataError(
-        f"{path}: line {line} {wrong}; its columns are {columns}{others}"
+        f"{path}: line {line} {wrong}; its columns are {', '.join(values)}: "
+        f"correct it, or name another column by {flag}"
       )
     texts.append(str(value))
   return texts

@@ -6,6 +6,7 @@ import os
 from typing import ClassVar
 
 from checkpoints import agreement, metrics
+from common import processes
 from common.errors import UserError
 from common.files import file_sha256
 from common.settings import in_group
@@ -88,12 +89,6 @@ class FinetuningConfig(kinds.VocabularyFiles, RunConfig):
     """The path of a file in the run folder."""
     return os.path.join(self.output_dir or "", name)
 
-  def check_files(self) -> None:
-    """Raises OSError for a file of the task that is missing, else as `path`."""
-    for part in ("train", "eval", "predict"):
-      if getattr(self, f"do_{part}"):
-        os.stat(self.path(part))
-
   @classmethod
   def defaults(cls, task: dict, flags: dict) -> dict:
     """The flags that task.json of a model of this kind says, by name."""
@@ -141,6 +136,20 @@ class FinetuningTask:
   training_set = functools.cached_property(lambda self: self.read("train"))
   evaluation_set = functools.cached_property(lambda self: self.read("eval"))
   prediction_set = functools.cached_property(lambda self: self.read("predict"))
+
+  def check(self) -> None:
+    """Reads all files, so that errors come early; UserError for another task.
+
+    TensorFlow need not be loaded.
+    """
+    config = self.config
+    task_file.check(config, self.task_content)
+    if config.do_train:
+      self.training_set.plan(config, processes.started()[1])
+    if config.do_eval:
+      _ = self.evaluation_set
+    if config.do_predict:
+      _ = self.prediction_set
 
   def lines(self) -> list[str]:
     """What people should know of the data that was read."""

@@ -1,6 +1,7 @@
 """The settings of a run: its flags, and what its files or its model say."""
 
 import os
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from checkpoints import agreement, checkpoint_files, description, run_start
@@ -23,9 +24,10 @@ from training import services
 class Command:
   """The command line of a training, and on rank 0 the config that it gives."""
 
-  def __init__(self, kind: type, flags):
-    self._kind, self.flags = kind, flags
+  def __init__(self, kind: type, flags, task: Callable | None = None):
+    self._kind, self.flags, self._make_task = kind, flags, task
     self.config: Any = None
+    self.task: Any = None  # of a fine-tuning, with its files read
     self.lines: list[str] = []  # for the log
 
   def configure(self) -> None:
@@ -36,15 +38,21 @@ class Command:
     config, self.lines = configured(self._kind, *values)
     config.check_files()
     services.check_installed(config.report_to)
+    if self._make_task:
+      self.task = self._make_task(config)
+      self.task.check()
     self.config = config
 
 
-def read_command(kind: type) -> Command:
-  """The command line of a script, checked before TensorFlow is loaded."""
+def read_command(kind: type, task: Callable | None = None) -> Command:
+  """The command line of a script, checked before TensorFlow is loaded.
+
+  `task`: config -> `FinetuningTask`, whose files are read here, too.
+  """
   # What is wrong ends the program with a line; so does a signal.
   errors.end_on_signals()
   with errors.in_a_line():
-    command = Command(kind, settings.parse(kind))
+    command = Command(kind, settings.parse(kind), task)
     rank, _ = processes.started()
     if not rank:
       command.configure()

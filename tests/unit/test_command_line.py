@@ -16,6 +16,11 @@ FINETUNE = (
   "--do_train --output_dir=out --bert_config_file=configs/bert_tiny.json "
   "--train_file=nowhere.json"
 )
+TASK = (
+  f"{FINETUNE.replace('configs/bert_tiny.json', 'tiny')} "
+  "--vocab_file=FOLDER/vocab.txt --train_file=FOLDER/t"
+)
+VOCAB = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\n"
 # A word that is no flag is such as a shell makes of an unquoted glob.
 WRONG = [
   ("run_pretraining.py a.tfrecord", "1 arguments that are not flags (a.tfrec"),
@@ -31,6 +36,14 @@ WRONG = [
   ),
   ("run_classifier.py --num_train_epochs=a", "--num_train_epochs=a: must be a"),
   (f"run_ner.py {FINETUNE}", "nowhere.json: No such file or directory"),
+  (
+    f"run_classifier.py {TASK}.tsv --label_column=b",
+    "FOLDER/t.tsv: line 2 has no 'b'; its columns are sentence, label: correct "
+    "it, or name another column by --label_column\n",
+  ),
+  (f"run_classifier.py {TASK}.tsv", "FOLDER/t.tsv: its 2 examples are fewer"),
+  (f"run_ner.py {TASK}.tsv --word_column=3", "FOLDER/t.tsv: line 1: the num"),
+  (f"run_squad.py {TASK}.tsv", "FOLDER/t.tsv: not readable as SQuAD's format"),
   ("predict.py nowhere x", "nowhere: no such model"),
   ("convert_checkpoint.py nowhere", "--output is missing; see --help"),
   ("-m tools.evaluate_grammar x --pairs=nowhere", "nowhere: no such file"),
@@ -45,6 +58,10 @@ WRONG = [
 def test_flags_and_files_are_checked_before_tensorflow(
   tmp_path, command, words
 ):
+  (tmp_path / "vocab.txt").write_text(VOCAB)
+  (tmp_path / "t.tsv").write_text("sentence\tlabel\na\ta\nb\tb\n")
+  command = command.replace("FOLDER", str(tmp_path))
+  words = words.replace("FOLDER", str(tmp_path))
   script = re.sub(r"^-m tools\.(\w+)", r"\1.py", command).split()[0]
   done = answer(tmp_path, "raise SystemExit('loaded')", *command.split())
   assert done.returncode == 1 and not done.stdout
@@ -59,6 +76,7 @@ def test_flags_and_files_are_checked_before_tensorflow(
     (["--count=1.5"], "--count=1.5: must be an integer; see --help"),
     (["--speed=a: b"], "--speed=a: b: must be a number; see --help"),
     (["--count"], "Missing value for flag --count; see --help"),
+    (["--flagfile=run.json"], "--flagfile=run.json: JSON is no file of flags"),
     (["--flagfile=no"], "Unable to open flagfile: [Errno 2] No such file or "
      "directory: 'no'; see --help"),
     (["--fast=maybe"], "--fast=maybe: must be true or false; see --help"),

@@ -102,6 +102,15 @@ def test_words_are_those_of_a_reader(name):
   assert len(of(one)) > 1 and of(one).tolist() == of(other).tolist()
 
 
+def test_words_do_not_depend_on_texts_beside_them():
+  texts = []
+  for pair in ALIKE.values():
+    texts += [*map(str.encode, pair), b"plain", "\uffff \u0301a".encode()]
+  alone = [near_duplicates.ngram_hashes([t], 1).values for t in texts * 99]
+  together = near_duplicates.ngram_hashes(texts * 99, 1)
+  np.testing.assert_array_equal(together.values, np.concatenate(alone))
+
+
 def test_different_words_differ():
   texts = ["кот", "код", "école", "ecole", "ที่", "ที", "कि", "की", "1", "２", "ı"]
   hashes = near_duplicates.ngram_hashes([text.encode() for text in texts], 1)

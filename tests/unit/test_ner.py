@@ -187,7 +187,7 @@ def test_an_older_run_keeps_its_metrics(tmp_path, given):
 def test_a_file_that_is_not_given(tmp_path, label):
   task = label(tmp_path / "out", train_file=None)
   with pytest.raises(UserError, match="^--do_train needs --train_file$"):
-    task.config.check_files()
+    task.check()
 
 
 # The head ---------------------------------------------------------------------

@@ -25,6 +25,10 @@ def test_expand_patterns(tmp_path, monkeypatch):
   for name in ("d[1]", "d1", "e*", "ef"):
     (tmp_path / name).touch()
   os.makedirs("x")
+  os.makedirs("z/y")
+  os.symlink("z/y", "y")
+  for name in ("a.txt", "b.txt", "c.md"):
+    (tmp_path / "y" / name).touch()
   for patterns, want in {
     "b*, a,b-0": ["a", "b-0", "b-1"],
     "d[1],a": ["a", "d[1]"],
@@ -40,6 +44,8 @@ def test_expand_patterns(tmp_path, monkeypatch):
     " ,": "no input files",
     "b-0.*,a": r"b-0\.\*: matches b-0.index, which is a folder, a link",
     "a,x": "x: matches x, which is a folder",
+    "y": r"y: is a folder: name its files, as y/\*.txt",
+    "z,a": r"z: is a folder: name its files, as z/\*\*/\*.txt",
     "d[2]": r"d\[2\]: no such file \(from",
   }.items():
     with pytest.raises(data_set.DataError, match=words):

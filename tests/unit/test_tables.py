@@ -20,8 +20,8 @@ def test_three_formats_say_the_same(tmp_path):
   ):  # fmt: skip
     path = write(tmp_path / name, text)
     rows = tables.read_table(path)
-    assert tables.column(path, rows, "text") == ['say "hi", you', "b"]
-    assert tables.column(path, rows, "label") == ["1", "0"]
+    assert tables.column(path, rows, "text", "--a") == ['say "hi", you', "b"]
+    assert tables.column(path, rows, "label", "--a") == ["1", "0"]
 
 
 def test_a_line_end_in_a_csv_field(tmp_path):
@@ -89,10 +89,13 @@ def test_errors(tmp_path, name, text, words):
 def test_a_column_that_is_not_there(tmp_path):
   path = write(tmp_path / "a.jsonl", '{"text": "x"}\n{"words": "y"}\n')
   rows = tables.read_table(path)
-  with pytest.raises(DataError, match="line 2 has no 'text'; .* words"):
-    tables.column(path, rows, "text")
+  with pytest.raises(DataError, match="line 2 has no 'text'; .* words: .*--a$"):
+    tables.column(path, rows, "text", "--a")
   path = write(tmp_path / "b.csv", "text,label\n,1\nx,\n")
-  assert tables.column(path, tables.read_table(path), "text") == ["", "x"]
+  assert tables.column(path, tables.read_table(path), "text", "--a") == [
+    "",
+    "x",
+  ]
 
 
 @pytest.mark.parametrize(
@@ -108,4 +111,5 @@ def test_a_column_without_a_value(tmp_path, value, words):
   rows = '{"a": "x", "label": true}\n{"a": "y", "label": %s}\n' % value
   path = write(tmp_path / "a.jsonl", rows)
   with pytest.raises(DataError, match=f"a.jsonl: line 2 {words}"):
-    tables.column(path, tables.read_table(path), "label", may_be_empty=False)
+    rows = tables.read_table(path)
+    tables.column(path, rows, "label", "--a", may_be_empty=False)
