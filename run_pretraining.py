@@ -40,6 +40,7 @@ from common.tensorflow_v1 import tf
 from config import stages
 from gradients import sharded_variables
 from model import huggingface_types, initial_weights, model_flops
+from model.tasks import MASKED_LM
 from model.tensor_parallel import Slices
 from records import cooccurrences, record_order
 from training import (
@@ -238,6 +239,9 @@ def pretrain(
   config: PretrainingConfig, comm, snapshot=None, signals=None
 ) -> dict:
   """Trains and evaluates as `config` says; see `training_run.run`."""
+  lacking = huggingface_types.lacks(config.bert, MASKED_LM, {})
+  if lacking and config.do_train:
+    say(comm, next_steps.NO_FOLDER.format(lacking))
   if not config.stages:
     return pretrain_stage(config, None, comm, snapshot, signals)
   begun = run_start.stage(config, comm, snapshot)
@@ -277,7 +281,7 @@ def pretrain_stage(
       next_steps=next_steps.after(
         config.output_dir,
         positions=config.bert.max_position_embeddings,
-        converts=huggingface_types.has(config.bert),
+        converts=not huggingface_types.lacks(config.bert, MASKED_LM, {}),
       ),
     )
     sharded_variables.add_sliced(comm)

@@ -24,12 +24,6 @@ from training.evaluation import EvaluationBatches, Evaluator, overlap_warning
 from training.signals import StopVote
 from xla_patches import jit
 
-_NO_FOLDER = (
-  "no Hugging Face folder can be written of this model: {} (see "
-  "docs/encoders.md). predict.py and convert_checkpoint.py --to=saved_model "
-  "use it; for such a folder start from another model"
-)
-
 
 def finetune(task: FinetuningTask, comm, snapshot=None, signals=None) -> dict:
   """Trains, evaluates and predicts; see `training_run.run`."""
@@ -60,7 +54,7 @@ def finetune(task: FinetuningTask, comm, snapshot=None, signals=None) -> dict:
     config.bert, BY_KIND[config.kind], config.tokenizer().special_ids()
   )
   if lacking and config.do_train:
-    say(comm, _NO_FOLDER.format(lacking))
+    say(comm, next_steps.NO_FOLDER.format(lacking))
 
   def build():
     train, begin, predict = None, None, None

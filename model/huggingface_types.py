@@ -468,11 +468,6 @@ def nearest(
   return min(unsaid.items(), key=lambda item: len(item[1]))
 
 
-def has(config: BertConfig) -> bool:
-  """Whether a type says all of a model."""
-  return not nearest(config)[1]
-
-
 def lacks(config: BertConfig, head: Head, ids: dict[str, int]) -> str:
   """What the nearest type lacks of a model with this head; "" if nothing."""
   kind, _ = nearest(config, [head])

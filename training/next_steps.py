@@ -9,6 +9,11 @@ from model.tasks import BY_KIND, LABELS, PRETRAINING
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _LENGTH = 128  # --max_seq_length of fine-tuning
+NO_FOLDER = (
+  "no Hugging Face folder can be written of this model: {} (see "
+  "docs/encoders.md). predict.py and convert_checkpoint.py --to=saved_model "
+  "use it; for such a folder start from another model"
+)
 
 
 def python(script: str, *words: str, **flags) -> list[str]:
