@@ -221,12 +221,17 @@ class WordBehaviour(Behaviour):
     return encoder.label_outputs(self.head)
 
   def answers(self, inputs, context, run):
-    positions, sentences = [], []
+    positions, sentences, encoded = [], [], []
     for one in inputs:
       of_text = word_spans(one.text)
       positions.append(of_text)
       sentences.append(one.words or [one.text[a:b] for a, b in of_text])
-    labels, shares = self._of_words(sentences, context, run)
+      encoded.append(sentences[-1])
+      # A model that was trained elsewhere gets the text as transformers'
+      # pipeline does, our own gets words as in training.
+      if not (one.words or context.task.get("space_before_words", True)):
+        encoded[-1] = words.tokens_in_text(context.tokenizer, one.text, of_text)
+    labels, shares = self._of_words(encoded, context, run)
     types, first = entities.types_of(context.task.get("labels", ())), 0
     for one, of_text, sentence in zip(
       inputs, positions, sentences, strict=True

@@ -21,25 +21,40 @@ class WordWindow(NamedTuple):
   words: np.ndarray  # int32 [n]: the word that a token speaks for, or SILENT
 
 
+def tokens_in_text(
+  tokenizer, text: str, spans: Sequence[tuple[int, int]]
+) -> list[np.ndarray]:
+  """The tokens of each word, at `spans` of its text, as the text has them."""
+  tokens = tokenizer.encode_with_spans(text)
+  # What is before a word belongs to the one before it.
+  begins = np.array(spans, int).reshape(-1, 2)[1:, 0]
+  parts = np.split(tokens.ids, np.searchsorted(tokens.starts, begins))
+  return parts[: len(spans)]
+
+
 def encode_words(
   tokenizer,
-  sentences: Iterable[Sequence[str]],
+  sentences: Iterable[Sequence],
   max_seq_length: int,
   doc_stride: int,
   space_before: bool = True,
 ) -> list[WordWindow]:
   """Windows in order; words are numbered through all sentences.
 
-  A word speaks through its first token, in the window with the most context for
-  it. Without `space_before` a word has the tokens that transformers' tokenizer
-  gives it where words come one by one. A word without tokens, such as a control
+  A sentence has its words as str, or those of `tokens_in_text`. A word speaks
+  through its first token, in the window with the most context for it. Without
+  `space_before` a word has the tokens that transformers' tokenizer gives it
+  where words come one by one. A word without tokens, such as a control
   character, is silent. So is the number after a sentence's last word, which
   marks its end.
   """
 
   @functools.cache
-  def tokens_of(word: str) -> np.ndarray:
+  def of_word(word: str) -> np.ndarray:
     return tokenizer.encode_word(word, space_before)
+
+  def tokens_of(word) -> np.ndarray:
+    return of_word(word) if isinstance(word, str) else word
 
   # `first_word` is the number of the sentence's first word in the whole set.
   windows, first_word = [], 0

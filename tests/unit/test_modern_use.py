@@ -33,7 +33,7 @@ slow = lambda *values: pytest.param(*values, marks=pytest.mark.slow)
 SIZE = {"vocab_size": len(LETTERS)}
 MODELS = {
   "modernbert": {**MODERN, **SIZE}, "eurobert": {**EURO, **SIZE},
-  "roberta": {**ROBERTA, **SIZE},
+  "roberta": {**ROBERTA, **SIZE, "type_vocab_size": 1},
 }  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from interop import model_source
 from records import tfrecord
 from text_encoders import base, kinds, tokenizer_files
 from text_encoders.tokenizer_json import HuggingFaceEncoder
+from text_encoders.wordpiece import word_spans
 
 KEPT = json.loads(
   pathlib.Path(tokenizer_folders.__file__)
@@ -99,6 +100,11 @@ def test_a_folder_is_read_and_written_as_transformers_does(tmp_path, name):
       assert ids["single"] != want["single"]
       want = with_default_template(want, encoder)
   assert ids == want
+  # Words of a text have its tokens, as in transformers' pipeline.
+  for text, tokens in zip(TEXTS, ids["single"], strict=True):
+    of_words = words.tokens_in_text(encoder, text, word_spans(text))
+    (window,) = words.encode_words(encoder, [of_words], 64, 32)
+    assert window.ids.tolist() == tokens
   # What is published alone gives these ids, without its config beside it.
   library = publish(encoder, tmp_path / "written", name)
   mask = encoder.special["mask"]
