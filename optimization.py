@@ -152,7 +152,11 @@ def _add_to_stored(gradients, filled, row, slices) -> LocalSums:
 
 
 class TrainOps(NamedTuple):
-  """Run `accumulate` for each micro-batch but the last, then `fetches()`."""
+  """Run `accumulate` for each micro-batch but the last, then `fetches()`.
+
+  Before, `first_pass` for each micro-batch and `between` once, if they are
+  there: then only the first pass reads batches.
+  """
 
   accumulate: tf.Operation
   update: tf.Operation
@@ -172,12 +176,22 @@ class TrainOps(NamedTuple):
   # update late the others wait in the forward pass, which is not included.
   all_reduce_seconds: tf.Tensor
   variables: list  # the trainable variables
+  first_pass: tf.Operation | None = None
+  between: tf.Operation | None = None
 
   def fetches(self) -> dict:
     """`update` and the tensors that have its values, by name."""
     fetches = self._asdict()
-    del fetches["accumulate"], fetches["variables"]
+    for name in ("accumulate", "variables", "first_pass", "between"):
+      del fetches[name]
     return fetches
+
+  def calls(self, micro_batches: int) -> list:
+    """What to run for an update, in order."""
+    calls = [self.accumulate] * (micro_batches - 1) + [self.fetches()]
+    if self.first_pass is None:
+      return calls
+    return [self.first_pass] * micro_batches + [self.between] + calls
 
 
 def train_ops(

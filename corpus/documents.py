@@ -351,14 +351,23 @@ def _pyarrow(where: Callable[[], str]) -> Iterator[Any]:
     ) from e
 
 
-_OPEN_TABLE = {Format.PARQUET: _parquet_table, Format.ARROW: _arrow_table}
+TABLES = {Format.PARQUET: _parquet_table, Format.ARROW: _arrow_table}
+
+
+def table_rows(path: str, form: Format) -> Iterator[dict[str, Any]]:
+  """The rows of a table, column -> value; `DataError` if it is damaged."""
+  with _pyarrow(lambda: path) as arrow:
+    schema, groups = TABLES[form](arrow, path)
+    for group in groups:
+      for batch in group.read(schema.names):
+        yield from batch.to_pylist()
 
 
 def _split_groups(whole: Piece, form: DocumentFormat) -> list[Piece]:
   """Consecutive groups of about `text_files.PIECE_BYTES`."""
   pieces, start, size, end = [], 0, 0, 0
   with _pyarrow(lambda: whole.path) as arrow:
-    schema, groups = _OPEN_TABLE[whole.format](arrow, whole.path)
+    schema, groups = TABLES[whole.format](arrow, whole.path)
     _columns(schema, whole, form)
     for end, group in enumerate(groups, 1):
       size += group.bytes
@@ -373,7 +382,7 @@ def _split_groups(whole: Piece, form: DocumentFormat) -> list[Piece]:
 def _groups(piece: Piece, form: DocumentFormat) -> _Records:
   row = 0
   with _pyarrow(lambda: f"{piece.path}: row {row} or a later one") as arrow:
-    schema, groups = _OPEN_TABLE[piece.format](arrow, piece.path)
+    schema, groups = TABLES[piece.format](arrow, piece.path)
     columns = _columns(schema, piece, form)
     for number, group in enumerate(groups):
       # Groups are opened in order, so those before the piece are counted only.
@@ -422,7 +431,7 @@ _RECORDS: dict[Format, Callable[[Piece, DocumentFormat], _Records]] = {
 
 def _split(whole: Piece, form: DocumentFormat) -> list[Piece]:
   """The pieces of a file; DataError if it has not the field of its text."""
-  if whole.format in _OPEN_TABLE:
+  if whole.format in TABLES:
     return _split_groups(whole, form)
   is_lines = whole.format in (Format.TEXT, Format.JSON_LINES)
   if is_lines and not (form.whole_files and whole.format is Format.TEXT):

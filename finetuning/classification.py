@@ -1,7 +1,6 @@
 """Labels or numbers for texts and pairs of texts: GLUE, and any table."""
 
 import dataclasses
-import math
 import operator
 import os
 from collections.abc import Sequence
@@ -12,11 +11,11 @@ from scipy import special
 
 from checkpoints.metrics import BestBy
 from common import tensorflow_v1 as later
-from common.errors import DataError, UserError
+from common.errors import UserError
 from common.settings import in_group
 from finetuning import metrics, packed, tables
 from finetuning.behaviour import PAIR, Behaviour, text_and_shares
-from finetuning.labels import LabelledTask, as_number
+from finetuning.labels import LabelledTask
 from finetuning.task import FinetuningConfig
 from finetuning.windows import encode_pair
 from model import tasks
@@ -231,21 +230,13 @@ class Classification(LabelledTask):
     if part == "predict":
       return [0] * len(rows)
     name = self._table.label
+    if self._is_regression:
+      targets = tables.numbers(path, rows, name)
+      self._ranges[path] = min(targets), max(targets)
+      return targets
     labels = self._column(path, rows, "label", may_be_empty=False)
     lines = [row.line for row in rows]
-    in_lines = zip(lines, labels, strict=True)
-    if not self._is_regression:
-      return self.rows_in(path, name, in_lines)
-    targets = []
-    for line, label in in_lines:
-      number = as_number(label)
-      if not math.isfinite(number):
-        raise DataError(
-          f"{path}: line {line}: {name} is {label!r}, not a finite number"
-        )
-      targets.append(number)
-    self._ranges[path] = min(targets), max(targets)
-    return targets
+    return self.rows_in(path, name, zip(lines, labels, strict=True))
 
   def lines(self):
     lines = super().lines()

@@ -25,8 +25,13 @@ from training.signals import StopVote
 from xla_patches import jit
 
 
-def finetune(task: FinetuningTask, comm, snapshot=None, signals=None) -> dict:
-  """Trains, evaluates and predicts; see `training_run.run`."""
+def finetune(
+  task: FinetuningTask, comm, snapshot=None, signals=None, step=None
+) -> dict:
+  """Trains, evaluates and predicts; see `training_run.run`.
+
+  `step` builds an update, as `training_step` does, which it is by default.
+  """
   config = task.config
   task.check()
   sets = []
@@ -59,7 +64,7 @@ def finetune(task: FinetuningTask, comm, snapshot=None, signals=None) -> dict:
   def build():
     train, begin, predict = None, None, None
     if config.do_train:
-      train = training(task, config, comm)
+      train = training(task, config, comm, step or training_step)
       begin = functools.partial(task_file.write, config, task.task_content)
     evaluator = _evaluator(task, config, comm) if config.do_eval else None
     if config.do_predict:
@@ -83,7 +88,7 @@ def finetune(task: FinetuningTask, comm, snapshot=None, signals=None) -> dict:
   return training_run.run(config, comm, build, snapshot, signals)
 
 
-def start(command, kind: type[FinetuningTask]) -> None:
+def start(command, kind: type[FinetuningTask], step=None) -> None:
   """Runs the command of a script for a kind of task; see `training_run`."""
 
   def job(config, *world):
@@ -95,7 +100,7 @@ def start(command, kind: type[FinetuningTask]) -> None:
 
 
 def training(
-  task: FinetuningTask, config: FinetuningConfig, comm
+  task: FinetuningTask, config: FinetuningConfig, comm, step
 ) -> train_loop.Task:
   """Builds data, model and update in the graph."""
   source = task.training_set
@@ -105,18 +110,19 @@ def training(
   batches = input_pipeline.training_batches(source, order, plan, comm)
   state = checkpointing.TrainingState(order)
   policy = mixed_precision.policy_of(config)
+  rows = source.rows_of_record
   matmuls = model_flops.finetuning(
-    config.bert, policy, config.kind, task.outputs, 1, source
+    config.bert, policy, config.kind, task.outputs, rows, source
   )
   return train_loop.Task(
     plan=plan,
-    ops=training_step(task, config, batches.next, state, plan, comm),
+    ops=step(task, config, batches.next, state, plan, comm),
     state=state,
     source=source,
     batches=batches,
     summarize=_means,
     headline=lambda report: f"{console.shown(report['accuracy'], '.1%')} right",
-    positions=source.tokens,
+    positions=rows * source.tokens,
     flops={"records": model_flops.total(matmuls)},
     vote=StopVote(comm),
   )
@@ -160,10 +166,12 @@ def _evaluator(
   collect = _collector(task, source, config, comm, "evaluation")
 
   def evaluation(session, signals, watchdog):
-    outputs = collect(session, signals, watchdog)
+    outputs, results = collect(session, signals, watchdog), {}
     weights = outputs.pop("weights")
-    loss = (outputs.pop("losses") * weights).sum() / weights.sum()
-    results = {"loss": float(loss), **task.results(source, outputs)}
+    if "losses" in outputs:
+      loss = (outputs.pop("losses") * weights).sum() / weights.sum()
+      results["loss"] = float(loss)
+    results |= task.results(source, outputs)
     # All ranks decide alike only if their numbers agree to the last bit.
     results = comm.from_root(results)
     watchdog.resume()
@@ -194,7 +202,9 @@ def _collector(
   with tf.variable_scope(tf.get_variable_scope(), reuse=reuse):
     head = task.head(batches.next, False)
   weights = batches.next.weights
-  fetches = {"losses": head.losses, "weights": weights, **head.outputs}
+  fetches = {"weights": weights, **head.outputs}
+  if head.losses is not None:
+    fetches["losses"] = head.losses
   vote = StopVote(comm, f"{name}_vote")
   evaluation = EvaluationBatches(fetches, source, batches, vote, comm)
   of_rank = -(-len(source) // comm.size)  # rows

@@ -20,7 +20,8 @@ from model.tasks import Head
 class HeadOutput(NamedTuple):
   """A head's results for a batch."""
 
-  losses: tf.Tensor  # float32 [B, E], nats or squared differences
+  # float32 [B, E], nats or squared differences; None without targets.
+  losses: tf.Tensor | None
   # float32 [B, E], 1 where the prediction is right; None of a regression.
   correct: tf.Tensor | None
   outputs: dict[str, tf.Tensor]  # float32 [B, ...], for predictions
@@ -68,6 +69,24 @@ class HeadInput(NamedTuple):
     return {"logits": logits, "probabilities": tf.nn.softmax(logits)}
 
 
+def bert_model(
+  task: FinetuningTask, is_training: bool, ids, mask, segments=None, **parts
+) -> modeling.BertModel:
+  """The encoder of a task's run; `parts` are as of `BertModel`."""
+  config = task.config
+  return modeling.BertModel(
+    config.bert,
+    is_training,
+    ids,
+    mask,
+    segments,
+    scope="bert",
+    policy=mixed_precision.policy_of(config),
+    recompute=config.recompute if is_training else (),
+    **parts,
+  )
+
+
 def encode(
   batch: FinetuningBatch,
   task: FinetuningTask,
@@ -77,16 +96,13 @@ def encode(
 ) -> HeadInput:
   """The encoder on a batch; `parts` are further arguments of `BertModel`."""
   config, policy = task.config, mixed_precision.policy_of(task.config)
-  model = modeling.BertModel(
-    config.bert,
+  model = bert_model(
+    task,
     is_training,
     batch.input_ids,
     batch.input_mask,
     batch.segment_ids,
-    scope="bert",
     dropout_seed=dropout_seed,
-    policy=policy,
-    recompute=config.recompute if is_training else (),
     examples_per_sequence=batch.weights.shape[1],
     **parts,
   )

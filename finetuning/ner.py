@@ -200,7 +200,8 @@ class NerSource(packed.PackedSource):
     ):
       part[:] = window.words
     # SILENT is the last end, without a label.
-    self._columns["targets"] = rows[self._words].astype(np.int32)
+    targets = rows[self._words].astype(np.int32)
+    self._columns = self._columns._replace(targets=targets)
 
   def of_words(self, of_tokens: np.ndarray) -> np.ndarray:
     """The words' values, from float32 [rows, S]; SILENT for silent words."""

@@ -60,70 +60,48 @@ def rounding(plan: training_plan.TrainingPlan) -> list[str]:
   ]
 
 
-class PackedSource:
-  """An `input_pipeline.Source`: rows of `tokens` (S) and `slots` (E)."""
+class PackedRecords:
+  """An `input_pipeline.Source`: examples in records of `tokens` (S)."""
+
+  rows_of_record = 1  # of `tokens` tokens each
 
   def __init__(
     self,
     path: str,
-    examples: Sequence[Example],
+    examples: Sequence,
+    lengths: Sequence[int],
     config,
-    target_dtype=np.int32,
+    most_tokens: int,
     cut: int = 0,
   ):
-    """`config` is a `FinetuningConfig`; `cut` examples lost their end."""
+    """`config` is a `FinetuningConfig`; `cut` examples lost their end.
+
+    `examples` have a `where` and take `lengths` tokens, `most_tokens` at most.
+    A subclass lays them out in `_columns`, a named tuple with `weights`.
+    """
     if not examples:
       raise DataError(f"{path}: no examples")
     self.examples, self._path, self._cut = examples, path, cut
-    lengths = np.array([len(e.ids) for e in examples])
+    self._lengths = [*lengths]
     # Rows are as short as the longest example allows, in multiples of 8: what
     # matmuls of GPUs prefer.
     least = _ROW_TOKENS if config.examples_per_record > 1 else 1
-    longest = -(-max(int(lengths.max()), least) // 8) * 8
-    self.tokens = min(config.max_seq_length, longest)
+    longest = -(-max(max(self._lengths), least) // 8) * 8
+    self.tokens = min(most_tokens, longest)
     limits = packing.Limits(self.tokens, 0, config.examples_per_record)
     # The packer also counts predictions, which these examples have none of.
     nothing, rng = [0] * len(examples), np.random.default_rng(0)
-    rows = packing.pack(lengths.tolist(), nothing, limits, rng)
-    self.slots = max(map(len, rows))
-    slots = (len(rows), self.slots)
-    positions = np.zeros([3, len(examples)], np.int64)
-    ids, mask, segments = np.zeros([3, len(rows), self.tokens], np.int32)
-    weights = np.zeros(slots, np.float32)
-    targets = np.zeros((*slots, len(examples[0].targets)), target_dtype)
-    for r, members in enumerate(rows):
-      # Token positions of an example are those of its row from `start` on; the
-      # mask numbers the row's examples from 1.
-      start = 0
-      for e, number in enumerate(members):
-        example, end = examples[number], start + lengths[number]
-        ids[r, start:end] = example.ids
-        segments[r, start:end] = example.segments
-        mask[r, start:end] = e + 1
-        weights[r, e] = example.weight
-        targets[r, e] = example.targets
-        positions[:, number] = r, e, start
-        start = end
-    self._rows, self.slots_of_examples = rows, ExampleSlots(*positions)
-    columns = FinetuningBatch(ids, mask, segments, targets, weights)
-    self._columns = columns._asdict()
+    self._records = packing.pack(self._lengths, nothing, limits, rng)
+    self.slots = max(map(len, self._records))
+    self._columns: Any = None
 
   def __len__(self) -> int:
-    """The number of rows."""
-    return len(self._rows)
+    return len(self._records)
 
   @property
   def packing_factor(self) -> float:
-    """Mean number of examples in a row."""
-    return len(self.examples) / len(self._rows)
-
-  def of_examples(self, of_tokens: np.ndarray) -> Iterator[np.ndarray]:
-    """Each example's part of an array [rows, S, ...]; writing changes it."""
-    slots = self.slots_of_examples
-    for example, row, start in zip(
-      self.examples, slots.row, slots.start, strict=True
-    ):
-      yield of_tokens[row, start : start + len(example.ids)]
+    """Mean number of examples in a record."""
+    return len(self.examples) / len(self._records)
 
   def rows_of(self, examples: int) -> int:
     """The number of rows with about this number of examples; at least 1."""
@@ -131,7 +109,7 @@ class PackedSource:
 
   def columns(self, numbers, epochs, progress, seed: int) -> dict:
     del epochs, progress, seed  # nothing is drawn here
-    arrays = list(self._columns.values())
+    arrays = [*self._columns]
     tensors = later.tf.numpy_function(
       lambda numbers: [array[numbers] for array in arrays],
       [numbers],
@@ -139,13 +117,14 @@ class PackedSource:
     )
     for tensor, array in zip(tensors, arrays, strict=True):
       tensor.set_shape([*numbers.shape, *array.shape[1:]])
-    return dict(zip(self._columns, tensors, strict=True))
+    return dict(zip(self._columns._fields, tensors, strict=True))
 
-  def batch(self, columns: dict, row_weights) -> FinetuningBatch:
+  def batch(self, columns: dict, row_weights):
+    """The columns' named tuple, where a row that only fills up weighs 0."""
     weights = columns["weights"] * row_weights[:, None]
-    return FinetuningBatch(**{**columns, "weights": weights})
+    return type(self._columns)(**{**columns, "weights": weights})
 
-  def weights(self, batch: FinetuningBatch):
+  def weights(self, batch):
     """float [rows, 1]: the weights of each row's examples."""
     return later.tf.reduce_sum(batch.weights, axis=1, keepdims=True)
 
@@ -198,26 +177,77 @@ class PackedSource:
 
   def line(self) -> str:
     """Sizes, for the console."""
-    lengths = [len(e.ids) for e in self.examples]
-    padding = 1.0 - sum(lengths) / (len(self) * self.tokens)
+    lengths = self._lengths
+    tokens = self.tokens * self.rows_of_record
+    padding = 1.0 - self.own_tokens() / (len(self) * tokens)
     cut = f"; {self._cut:,} examples were longer and lost their end"
     return (
       f"{self._path}: {len(lengths):,} examples of {min(lengths)} to "
-      f"{max(lengths)} tokens in {len(self):,} records of {self.tokens}, "
+      f"{max(lengths)} tokens in {len(self):,} records of {tokens}, "
       f"{padding:.1%} padding{cut if self._cut else ''}"
     )
+
+  def own_tokens(self) -> int:
+    """All tokens of the examples."""
+    return sum(self._lengths)
 
   def fingerprint(self) -> str:
     """Equal on ranks with equal data."""
     digest = hashlib.sha256()
-    for array in self._columns.values():
+    for array in self._columns:
       digest.update(array)
     checksum = digest.hexdigest()[:12]
     return f"{len(self.examples)} examples in {len(self)} rows ({checksum})"
 
   def locate(self, number: int) -> dict:
-    examples = [self.examples[i].where for i in self._rows[number]]
+    examples = [self.examples[i].where for i in self._records[number]]
     return {"file": self._path, "examples": " and ".join(examples)}
 
   def explain(self, numbers: np.ndarray) -> None:
     """Nothing to explain: records in memory are not damaged."""
+
+
+class PackedSource(PackedRecords):
+  """Examples of up to two texts, each with targets of its own."""
+
+  def __init__(
+    self,
+    path: str,
+    examples: Sequence[Example],
+    config,
+    target_dtype=np.int32,
+    cut: int = 0,
+  ):
+    lengths = [len(example.ids) for example in examples]
+    super().__init__(
+      path, examples, lengths, config, config.max_seq_length, cut
+    )
+    rows = self._records
+    slots = (len(rows), self.slots)
+    positions = np.zeros([3, len(examples)], np.int64)
+    ids, mask, segments = np.zeros([3, len(rows), self.tokens], np.int32)
+    weights = np.zeros(slots, np.float32)
+    targets = np.zeros((*slots, len(examples[0].targets)), target_dtype)
+    for r, members in enumerate(rows):
+      # Token positions of an example are those of its row from `start` on; the
+      # mask numbers the row's examples from 1.
+      start = 0
+      for e, number in enumerate(members):
+        example, end = examples[number], start + lengths[number]
+        ids[r, start:end] = example.ids
+        segments[r, start:end] = example.segments
+        mask[r, start:end] = e + 1
+        weights[r, e] = example.weight
+        targets[r, e] = example.targets
+        positions[:, number] = r, e, start
+        start = end
+    self.slots_of_examples = ExampleSlots(*positions)
+    self._columns = FinetuningBatch(ids, mask, segments, targets, weights)
+
+  def of_examples(self, of_tokens: np.ndarray) -> Iterator[np.ndarray]:
+    """Each example's part of an array [rows, S, ...]; writing changes it."""
+    slots = self.slots_of_examples
+    for example, row, start in zip(
+      self.examples, slots.row, slots.start, strict=True
+    ):
+      yield of_tokens[row, start : start + len(example.ids)]

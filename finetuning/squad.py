@@ -198,7 +198,7 @@ class SquadSource(packed.PackedSource):
     super().__init__(path, examples, config)
     # Targets count from the row's first token.
     slots = self.slots_of_examples
-    self._columns["targets"][slots.row, slots.slot] += slots.start[:, None]
+    self._columns.targets[slots.row, slots.slot] += slots.start[:, None]
 
   def line(self) -> str:
     line = super().line()

@@ -1,8 +1,9 @@
-"""Tables of labelled text: TSV, CSV and JSON Lines, by column names."""
+"""Tables of text: TSV, CSV, JSON Lines and Parquet, by column names."""
 
 import csv
 import io
 import json
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ from common import files, input_files, json_files
 from common.console import tell
 from common.errors import DataError
 from common.input_files import Format
+from corpus import documents
 
 # Share of rows with missing fields, as in GLUE; more mean another format.
 _LEFT_OUT_AT_MOST = 0.01
@@ -40,20 +42,25 @@ def read_table(
   that the n-th row is the n-th of the file.
   """
   form = input_files.format_of(path)
+  kinds = input_files.PARQUET, input_files.ARROW
   # newline: \r alone is text and ends no line.
   with (
-    input_files.open_input(path) as file,
+    input_files.open_input(path, *kinds) as file,
     io.TextIOWrapper(file, "utf-8-sig", newline="\n") as f,
   ):
     try:
-      if form in (Format.JSON_LINES, Format.JSON):
+      if form in documents.TABLES:
+        lines = [*enumerate(documents.table_rows(path, form), 1)]
+      elif form in (Format.JSON_LINES, Format.JSON):
         lines = [*_objects(f)]
       elif form is Format.CSV:
         lines = [*_named(_csv(f), columns)]
       elif input_files.ending(path) in (".tsv", ".txt"):
         lines = [*_named(_tsv(f), columns)]
       else:
-        raise ValueError("not JSON lines, nor named .tsv, .txt or .csv")
+        raise ValueError(
+          "no JSON lines, Parquet or Arrow, nor .tsv, .txt or .csv"
+        )
     except ValueError as e:
       raise DataError(f"{path}: {e}") from e
   while lines and lines[-1][1] == _EMPTY:
@@ -148,3 +155,43 @@ def column(
       )
     texts.append(str(value))
   return texts
+
+
+def numbers(path: str, rows: Sequence[Row], name: str) -> list[float]:
+  """Values as finite numbers; `DataError` if a row lacks one."""
+  values = []
+  texts = column(path, rows, name, may_be_empty=False)
+  for row, text in zip(rows, texts, strict=True):
+    try:
+      value = float(text)
+    except ValueError:
+      value = math.nan
+    if not math.isfinite(value):
+      raise DataError(
+        f"{path}: line {row.line}: {name} is {text!r}, not a finite number"
+      )
+    values.append(value)
+  return values
+
+
+def lists(path: str, rows: Sequence[Row], name: str) -> list[list[str]]:
+  """Values as texts or lists of texts, of which empty ones are left out.
+
+  `DataError` if no row has the column, or one has another value there.
+  """
+  values = []
+  for row in rows:
+    value = row.values.get(name)
+    texts = []
+    for text in value if isinstance(value, list) else [value]:
+      if isinstance(text, str) and text.strip():
+        texts.append(text)
+      elif text and not isinstance(text, str):
+        raise DataError(
+          f"{path}: line {row.line} has {json.dumps(value)[:60]} where "
+          f"{name!r} should be, a text or a list of texts"
+        )
+    values.append(texts)
+  if not any(name in row.values for row in rows):
+    column(path, rows, name)  # says so
+  return values

@@ -160,27 +160,26 @@ def run_update(run: Run, number: int, save: bool = False) -> tuple:
   """
   task, budget = run.task, run.task.budget
   micro_batches = task.plan.micro_batches_of(number - 1)
+  calls = task.ops.calls(micro_batches)
   began, waited, is_save_due = time.monotonic(), 0.0, False
   try:
     with run.profile.update(number):
-      for micro_batch in range(1, micro_batches + 1):
-        is_last = micro_batch == micro_batches
+      for index, call in enumerate(calls):
         lap = budget.lap() if budget and run.comm.is_root else 0.0
         called = time.monotonic()
+        # A second pass reads no batch, and this would read the next one.
+        reads = index < micro_batches
         fetched, counts, ready = run.session.run(
-          [
-            task.ops.fetches() if is_last else task.ops.accumulate,
-            task.vote.counts,
-            task.batches.ready_at,
-          ],
+          [call, task.vote.counts, task.batches.ready_at if reads else []],
           task.vote.feed(run.signals, save, lap),
         )
-        # A batch that was ready before the call has cost no time.
-        waited += max(0.0, ready - called)
+        if reads:
+          # A batch that was ready before the call has cost no time.
+          waited += max(0.0, ready - called)
         votes = Votes(*counts)
         is_save_due = is_save_due or votes.save > 0
         stop = task.vote.verdict(votes)
-        if not is_last:
+        if index + 1 < len(calls):
           run.watchdog.heartbeat()
           if stop:  # what was added up is lost, the update is made again
             return None, stop

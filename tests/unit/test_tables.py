@@ -77,7 +77,7 @@ def test_rows_that_must_all_be_there(tmp_path):
     ("a.csv", "text,label\nb\rc,1\n", "line 2: new-line character .* field$"),
     ("a.jsonl", '{"a": 1}\n{"a":\n', "line 2 is no JSON object"),
     ("a.jsonl", "[1]\n", r"line 1 is no JSON object: it is \[1\]"),
-    ("a.xlsx", "x", "a.xlsx: not JSON lines, nor .*.tsv"),
+    ("a.xlsx", "x", "a.xlsx: no JSON lines, .*.tsv"),
     ("a.tsv", "text\n\udcff\n", "a.tsv: 'utf-8' codec can't decode byte 0xff"),
   ],
 )

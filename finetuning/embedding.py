@@ -1,0 +1,350 @@
+"""Vectors of texts, near where texts mean the same: for search and clusters."""
+
+import dataclasses
+import io
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+from retrieval import beir, measures, nearest
+
+from checkpoints.metrics import BestBy
+from common import files
+from common import tensorflow_v1 as later
+from common.console import counted
+from common.errors import UserError
+from common.settings import in_group
+from finetuning import metrics, tables
+from finetuning.groups import Group, GroupSource, Text
+from finetuning.task import FinetuningConfig, FinetuningTask
+from finetuning.windows import encode_pair
+from model import tasks
+from model.tasks import DOCUMENT, QUERY
+
+_data, _model = in_group("Data"), in_group("Model")
+_loss, _eval = in_group("Loss"), in_group("Evaluation")
+
+VECTORS_FILE = "vectors.npy"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EmbedderConfig(FinetuningConfig):
+  """Settings of run_embedder.py; fields are named like its flags."""
+
+  # fmt: off
+  eval_file: str | None = _data(None,
+    "File to evaluate on, which chooses the best checkpoint: {format}, or a "
+    "folder in BEIR's form (corpus.jsonl, queries.jsonl, qrels/test.tsv).")
+  text_column: str = _data("anchor",
+    "Column of the text that is searched with, such as a question.")
+  text_pair_column: str = _data("positive",
+    "Column of the text that belongs to it, such as a paragraph that answers "
+    "it.")
+  negative_columns: tuple = _data((),
+    "Columns of texts that do not belong to it. A column holds a text or, in "
+    "JSON Lines and Parquet, a list of them; an empty one is none.")
+  score_column: str | None = _data(None,
+    "Column of a number, higher for texts that are more alike. The loss is "
+    "then CoSENT, which learns the order of the scores.")
+  simcse: bool = _data(False,
+    "The data have no pairs: each text of --text_column is its own positive, "
+    "under another dropout.", excludes=("negative_columns", "score_column"))
+  query_prompt: str = _data("",
+    "What comes before each text of --text_column, such as 'query: '.")
+  document_prompt: str = _data("",
+    "What comes before all other texts, such as 'passage: '.")
+  include_prompt: bool = _data(True,
+    "Take the tokens of the prompt into the mean of --pooling.")
+  query_length: int = _data(0,
+    "Tokens of a text of --text_column at most. 0: --max_seq_length.", low=0)
+  pooling: str = _model("mean",
+    "What a text's vector is: the mean of its tokens' outputs, or the output "
+    "of its first token, [CLS].", choices=tasks.POOLINGS)
+  temperature: float = _loss(0.05,
+    "What cosines are divided by before the softmax.", low=0.005, high=1.0)
+  both_directions: bool = _loss(False,
+    "Also look for the text of --text_column that belongs to each text of "
+    "--text_pair_column; the loss is the mean of both.",
+    excludes=("score_column",))
+  matryoshka_dims: tuple = _loss((),
+    "Add up the losses of the first numbers of the vectors, so many each, such "
+    "as 64,128,256: then a vector can be cut to these lengths.")
+  # fmt: on
+
+  kind: ClassVar[str] = tasks.EMBEDDER
+  format: ClassVar[str] = "a table (.tsv, .csv, .jsonl or Parquet)"
+
+  def __post_init__(self):
+    super().__post_init__()
+    most = self.bert.hidden_size
+    for size in self.matryoshka_dims:
+      if not size.isdecimal() or not 0 < int(size) <= most:
+        raise UserError(
+          f"--matryoshka_dims: {size} is not a number of 1 to {most}, the "
+          "numbers of a vector"
+        )
+    if self.query_length and not 4 <= self.query_length <= self.max_seq_length:
+      raise UserError(
+        f"--query_length={self.query_length}: must be 4 to "
+        f"--max_seq_length={self.max_seq_length}"
+      )
+
+  @property
+  def dims(self) -> list[int]:
+    """The numbers of --matryoshka_dims."""
+    return [int(size) for size in self.matryoshka_dims]
+
+
+class Pair(NamedTuple):
+  """A row of a table."""
+
+  line: int
+  first: str
+  second: str
+  negatives: list[str]
+  score: float
+
+
+class Texts:
+  """Texts as inputs of the encoder, each encoded once."""
+
+  def __init__(self, config: EmbedderConfig):
+    self._config, self._tokenizer = config, config.tokenizer()
+    self._prompts = {
+      QUERY: config.query_prompt,
+      DOCUMENT: config.document_prompt,
+    }
+    self._lengths = {
+      QUERY: config.query_length or config.max_seq_length,
+      DOCUMENT: config.max_seq_length,
+    }
+    self._known: dict[tuple[str, str], Text] = {}
+    self._identities: dict[str, int] = {}
+    self.cut = 0  # texts that lost their end
+
+  def encode(self, texts: Iterable[str], side: str) -> list[Text]:
+    """The texts, of which all are searched with or all are found."""
+    texts, prompt = [*texts], self._prompts[side]
+    new = [t for t in dict.fromkeys(texts) if (side, t) not in self._known]
+    ids_of = self._tokenizer.encode_batch([f"{prompt}{text}" for text in new])
+    for text, tokens in zip(new, ids_of, strict=True):
+      ids, _, lost = encode_pair(self._tokenizer, self._lengths[side], tokens)
+      self.cut += lost > 0
+      identity = self._identities.setdefault(text, len(self._identities))
+      pooled = self._pooled(prompt, len(ids))
+      self._known[side, text] = Text(ids, pooled, identity)
+    return [self._known[side, text] for text in texts]
+
+  def _pooled(self, prompt: str, length: int) -> slice:
+    if self._config.pooling == "cls":
+      return slice(0, 1)
+    if not prompt or self._config.include_prompt:
+      return slice(0, length)
+    # Neither [CLS] nor the prompt counts, as in sentence-transformers.
+    [tokens] = self._tokenizer.encode_batch([prompt])
+    before, _ = self._tokenizer.template(1)
+    return slice(min(len(before) + len(tokens), length - 1), length)
+
+
+class Singles(GroupSource):
+  """Texts one by one, to evaluate or predict with."""
+
+  def __init__(
+    self, path: str, texts: list[Text], wheres: Iterable, config, cut: int
+  ):
+    groups = []
+    for text, where in zip(texts, wheres, strict=True):
+      groups.append(Group([text], str(where)))
+    super().__init__(path, groups, config, cut)
+
+  def vectors(self, outputs: dict) -> np.ndarray:
+    """float32 [texts, H]"""
+    return outputs["vectors"][self.record_of, self.slot_of]
+
+  def results(self, vectors: np.ndarray) -> dict[str, float]:
+    """Metrics of the vectors."""
+    raise NotImplementedError
+
+
+class Search(Singles):
+  """Queries, and the documents to find."""
+
+  def __init__(self, path: str, collection: beir.Collection, config):
+    texts, self._collection = Texts(config), collection
+    queries = texts.encode(collection.queries.values(), QUERY)
+    documents = texts.encode(collection.documents.values(), DOCUMENT)
+    names = [*collection.queries, *collection.documents]
+    super().__init__(path, queries + documents, names, config, texts.cut)
+
+  def results(self, vectors):
+    count = len(self._collection.queries)
+    both = vectors[:count], vectors[count:]
+    results = {}
+    for name, value in measures.of_vectors(self._collection, *both).items():
+      results[name.replace("@", "_at_")] = value
+    return results
+
+
+class Scored(Singles):
+  """Pairs of texts with scores."""
+
+  def __init__(self, path: str, pairs: list[Pair], config):
+    texts, lines = Texts(config), [pair.line for pair in pairs]
+    firsts = texts.encode((pair.first for pair in pairs), QUERY)
+    seconds = texts.encode((pair.second for pair in pairs), DOCUMENT)
+    self._scores = np.array([pair.score for pair in pairs])
+    super().__init__(path, firsts + seconds, lines * 2, config, texts.cut)
+
+  def results(self, vectors):
+    firsts, seconds = np.split(nearest.unit(vectors), 2)
+    cosines = np.sum(firsts * seconds, axis=1)
+    results = {}
+    for name in ("spearman", "pearson"):
+      results[name] = metrics.OF_NUMBERS[name](self._scores, cosines)
+    return results
+
+
+class Embedding(FinetuningTask):
+  """Learns vectors of texts, which pairs of texts compare."""
+
+  config: EmbedderConfig
+
+  def __init__(self, config: EmbedderConfig):
+    super().__init__(config)
+    self._notes: list[str] = []
+    best = "spearman" if config.score_column else "ndcg_at_10"
+    self.best_by = BestBy((best,), True)
+
+  def lines(self):
+    return self._notes
+
+  def read(self, part):
+    path, config = self.config.path(part), self.config
+    if part == "predict":
+      return self._read_singles(path)
+    if part == "train":
+      return self._read_groups(path)
+    if beir.is_folder(path):
+      return Search(path, beir.read(path), config)
+    pairs = self._pairs(path)
+    if config.score_column:
+      return Scored(path, pairs, config)
+    return Search(path, collection_of(pairs), config)
+
+  def _read_singles(self, path: str) -> Singles:
+    rows = tables.read_table(path, all_rows=True)
+    column = tables.column(path, rows, self.config.text_column)
+    texts = Texts(self.config)
+    inputs = texts.encode(column, DOCUMENT)
+    lines = [row.line for row in rows]
+    return Singles(path, inputs, lines, self.config, texts.cut)
+
+  def _read_groups(self, path: str) -> GroupSource:
+    pairs, texts = self._pairs(path), Texts(self.config)
+    # Texts of --simcse have one side: they are their own positives.
+    side = DOCUMENT if self.config.simcse else QUERY
+    firsts = texts.encode((pair.first for pair in pairs), side)
+    seconds = texts.encode((pair.second for pair in pairs), DOCUMENT)
+    groups = []
+    for pair, first, second in zip(pairs, firsts, seconds, strict=True):
+      negatives = texts.encode(pair.negatives, DOCUMENT)
+      where = f"line {pair.line}"
+      groups.append(Group([first, second, *negatives], where, pair.score))
+    return GroupSource(path, groups, self.config, texts.cut)
+
+  def _pairs(self, path: str) -> list[Pair]:
+    """A file's pairs, but for those of two equal texts, which teach nothing."""
+    config, rows = self.config, tables.read_table(path)
+    columns = [config.text_column, config.text_pair_column]
+    if config.simcse:
+      columns[1] = config.text_column
+    texts = []
+    for name in columns:
+      texts.append(tables.column(path, rows, name, may_be_empty=False))
+    negatives = [[] for _ in rows]
+    for name in config.negative_columns:
+      for known, new in zip(
+        negatives, tables.lists(path, rows, name), strict=True
+      ):
+        known += new
+    scores = [0.0] * len(rows)
+    if config.score_column:
+      scores = tables.numbers(path, rows, config.score_column)
+    keeps_equal = config.simcse or config.score_column
+    pairs, equal = [], []
+    for row, *values in zip(rows, *texts, negatives, scores, strict=True):
+      pair = Pair(row.line, *values)
+      if pair.first == pair.second and not keeps_equal:
+        equal.append(row.line)
+      else:
+        pairs.append(pair)
+    if equal:
+      self._notes.append(
+        f"{path}: {counted(len(equal), 'row')} left out, whose text is its own "
+        f"positive, first line {equal[0]} (--simcse learns from single texts)"
+      )
+    return pairs
+
+  def losses(self, groups):
+    """`contrastive.Losses` of the groups of an update."""
+    from finetuning import contrastive  # it loads TensorFlow
+
+    config = self.config
+    if config.score_column:
+      return contrastive.cosent(groups, config.temperature, config.dims)
+    return contrastive.info_nce(
+      groups, config.temperature, config.both_directions, config.dims
+    )
+
+  def head(self, batch, is_training, dropout_seed=None):
+    """`heads.HeadOutput` of single texts: "vectors", float32 [B, G, H]."""
+    from finetuning import contrastive, heads  # these load TensorFlow
+
+    vectors = contrastive.embed(batch, self, is_training, dropout_seed)
+    shape = [*batch.weights.shape, vectors.shape[2]]
+    vectors = later.tf.reshape(vectors, shape)
+    return heads.HeadOutput(None, None, {"vectors": vectors})
+
+  def results(self, source, outputs):
+    vectors = source.vectors(outputs)
+    results = source.results(vectors)
+    for size in self.config.dims:
+      for name, value in source.results(vectors[:, :size]).items():
+        results[f"{name}/{size}"] = value
+    return results
+
+  def write_predictions(self, source, outputs):
+    """The texts' vectors of length 1, float32 [texts, H], in order."""
+    content = io.BytesIO()
+    np.save(content, nearest.unit(source.vectors(outputs)))
+    path = self.config.output_file(VECTORS_FILE)
+    files.write(path, content.getvalue())
+    return [f"vectors {path}"]
+
+  def describe(self):
+    config = self.config
+    return {
+      "pooling": config.pooling,
+      "normalize": True,
+      "similarity": "cosine",
+      "prompts": {QUERY: config.query_prompt, DOCUMENT: config.document_prompt},
+      "include_prompt": config.include_prompt,
+      "query_length": config.query_length,
+      "matryoshka_dims": config.dims,
+    }
+
+
+def collection_of(pairs: Sequence[Pair]) -> beir.Collection:
+  """Pairs as a search: each text's positives are to be found among all."""
+  queries: dict[str, str] = {}  # text -> id, as documents
+  documents: dict[str, str] = {}
+  qrels: dict[str, dict[str, int]] = {}
+  for pair in pairs:
+    query = queries.setdefault(pair.first, f"query {len(queries)}")
+    for text in (pair.second, *pair.negatives):
+      documents.setdefault(text, f"document {len(documents)}")
+    qrels.setdefault(query, {})[documents[pair.second]] = 1
+  names = {name: text for text, name in queries.items()}
+  return beir.Collection(
+    names, {name: text for text, name in documents.items()}, qrels
+  )

@@ -1,0 +1,125 @@
+"""Groups of texts that a loss compares, as packed records in memory.
+
+A group is an anchor, its positive and its negatives, or a text alone. Its
+texts are examples of their own, each of which attends to itself only. A record
+has R rows of S tokens, so that a group of many texts needs no long row.
+"""
+
+import heapq
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from common import tensorflow_v1 as later
+from finetuning.packed import PackedRecords
+
+NO_TEXT = -1  # instead of a text's identity
+
+
+class Text(NamedTuple):
+  """A text as the encoder reads it."""
+
+  ids: np.ndarray  # int32 [n], special tokens included
+  pooled: slice  # the tokens whose outputs its vector is the mean of
+  identity: int  # equal for equal texts of a data set
+
+
+class Group(NamedTuple):
+  """Texts in the order anchor, positive, negatives."""
+
+  texts: Sequence[Text]
+  where: str  # line or id, for a person
+  score: float = 0.0  # how alike the first two are
+
+
+class GroupBatch(NamedTuple):
+  """A micro-batch: Tensors of B records with up to G groups of T texts.
+
+  Text t of group g has the number g * T + t + 1 in its record.
+  """
+
+  input_ids: Any  # int32 [B, R, S]
+  input_mask: Any  # int32 [B, R, S], the token's text by its number, 0 padding
+  pooled_mask: Any  # int32 [B, R, S], 0 also for tokens that are not pooled
+  identities: Any  # int32 [B, G, T], `NO_TEXT` for a missing text
+  scores: Any  # float32 [B, G]
+  weights: Any  # float32 [B, G], 0 where no group is
+
+
+def spread(lengths: Sequence[int], rows: int) -> list[int]:
+  """The row of each text, so that rows are about equally long.
+
+  The longest texts come first, each goes into the shortest row (Graham 1969,
+  https://doi.org/10.1137/0117039).
+  """
+  filled = [(0, row) for row in range(rows)]
+  row_of = [0] * len(lengths)
+  for text in np.argsort(-np.asarray(lengths), kind="stable").tolist():
+    length, row = filled[0]
+    row_of[text] = row
+    heapq.heapreplace(filled, (length + lengths[text], row))
+  return row_of
+
+
+class GroupSource(PackedRecords):
+  """Groups in records of R rows, `rows_of_record`."""
+
+  def __init__(self, path: str, groups: Sequence[Group], config, cut: int = 0):
+    """`config` is an `EmbedderConfig`; `cut` texts lost their end."""
+    self._own_tokens = longest = 0
+    for group in groups:
+      total = sum(len(text.ids) for text in group.texts)
+      longest = max(longest, total)
+      self._own_tokens += total
+    # Attention costs the square of a row: two long texts share one at most.
+    self.rows_of_record = max(1, -(-longest // (2 * config.max_seq_length)))
+    layouts, lengths = [], []
+    for group in groups:
+      sizes = [len(text.ids) for text in group.texts]
+      row_of = spread(sizes, self.rows_of_record)
+      layouts.append(row_of)
+      # A group takes as much of each row as of its fullest one.
+      of_rows = np.bincount(row_of, sizes, self.rows_of_record)
+      lengths.append(int(of_rows.max()))
+    super().__init__(
+      path, groups, lengths, config, max(lengths, default=0), cut
+    )
+    self.texts = max(len(group.texts) for group in groups)
+    self.slots *= self.texts
+    self._columns = self._laid_out(layouts)
+
+  def _laid_out(self, layouts: list[list[int]]) -> GroupBatch:
+    """Arrays of all records; a text's row is in `layouts`."""
+    records, groups = len(self), self.slots // self.texts
+    shape = records, self.rows_of_record, self.tokens
+    ids, mask, pooled = np.zeros([3, *shape], np.int32)
+    identities = np.full([records, groups, self.texts], NO_TEXT, np.int32)
+    scores, weights = np.zeros([2, records, groups], np.float32)
+    # Where each group is: int [groups].
+    self.record_of, self.slot_of = np.zeros([2, len(self.examples)], np.int64)
+    for record, members in enumerate(self._records):
+      ends = [0] * self.rows_of_record
+      for g, number in enumerate(members):
+        group = self.examples[number]
+        self.record_of[number], self.slot_of[number] = record, g
+        scores[record, g], weights[record, g] = group.score, 1.0
+        for t, text in enumerate(group.texts):
+          row = layouts[number][t]
+          start, end = ends[row], ends[row] + len(text.ids)
+          ids[record, row, start:end] = text.ids
+          mask[record, row, start:end] = g * self.texts + t + 1
+          kept = pooled[record, row, start:end]
+          kept[text.pooled] = g * self.texts + t + 1
+          identities[record, g, t] = text.identity
+          ends[row] = end
+    return GroupBatch(ids, mask, pooled, identities, scores, weights)
+
+  def own_tokens(self) -> int:
+    return self._own_tokens
+
+  def batch(self, columns, row_weights):
+    tf, batch = later.tf, super().batch(columns, row_weights)
+    is_there = batch.weights[:, :, None] > 0
+    none = tf.fill(tf.shape(batch.identities), NO_TEXT)
+    return batch._replace(identities=tf.where(is_there, batch.identities, none))
