@@ -16,8 +16,8 @@ from interop import run_settings
 
 if __name__ == "__main__":
   # Flags and files are checked first: TensorFlow takes seconds to load.
-  command = run_settings.read_command(EmbedderConfig)
+  command = run_settings.read_command(EmbedderConfig, Embedding)
 
-  from finetuning import contrastive, finetune
+  from finetuning import finetune
 
-  finetune.start(command, Embedding, contrastive.training_step)
+  finetune.start(command, Embedding)

@@ -34,6 +34,8 @@ OTHERS = {
   "is_staged": "stages",
   "begun_stages": "stages that have begun",
   "lr_factor": "factor of --lr_scaling",
+  "normalize": "vectors of length 1",
+  "similarity": "similarity of vectors",
 }
 # Keys of task.json about a run's files, which no other run need have.
 OF_FILES = ("vocabulary", "best_by", "exported_from")
@@ -95,6 +97,8 @@ FIXED = {
     (
       "do_lower_case", "max_seq_length", "regression", "pairs", "metrics",
       "doc_stride", "max_query_length", "version_2_with_negative",
+      "pooling", "query_prompt", "document_prompt", "include_prompt",
+      "query_length",
     ),
     Fixed(MODEL, _SAME_MODEL, FINETUNED),
   ),
@@ -103,7 +107,7 @@ FIXED = {
     (
       "text_column", "text_pair_column", "label_column", "word_column",
       "tokens_field", "tags_field", "n_best_size", "max_answer_length",
-      "null_score_diff_threshold",
+      "null_score_diff_threshold", "score_column", "simcse",
     ),
     Fixed(RUN, _SAME_RUN, FINETUNED),
   ),
@@ -205,6 +209,10 @@ def of_task(task: Mapping) -> dict[str, Any]:
     if key == "columns":
       known |= {f"{name}_column": column for name, column in value.items()}
       known["pairs"] = bool(value.get("text_pair"))
+    elif key == "prompts":
+      known |= {f"{side}_prompt": prompt for side, prompt in value.items()}
+    elif key == "matryoshka_dims":  # as its flag
+      known[key] = [str(size) for size in value]
     elif key not in OF_FILES:
       known[key] = value
   if "labels" in task and task.get("task") == CLASSIFIER:

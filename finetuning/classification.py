@@ -230,11 +230,11 @@ class Classification(LabelledTask):
     if part == "predict":
       return [0] * len(rows)
     name = self._table.label
+    labels = self._column(path, rows, "label", may_be_empty=False)
     if self._is_regression:
-      targets = tables.numbers(path, rows, name)
+      targets = tables.numbers(path, rows, name, labels)
       self._ranges[path] = min(targets), max(targets)
       return targets
-    labels = self._column(path, rows, "label", may_be_empty=False)
     lines = [row.line for row in rows]
     return self.rows_in(path, name, zip(lines, labels, strict=True))
 

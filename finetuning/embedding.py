@@ -2,11 +2,11 @@
 
 import dataclasses
 import io
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, NamedTuple
 
 import numpy as np
-from retrieval import beir, measures, nearest
 
 from checkpoints.metrics import BestBy
 from common import files
@@ -20,6 +20,7 @@ from finetuning.task import FinetuningConfig, FinetuningTask
 from finetuning.windows import encode_pair
 from model import tasks
 from model.tasks import DOCUMENT, QUERY
+from retrieval import beir, measures, nearest
 
 _data, _model = in_group("Data"), in_group("Model")
 _loss, _eval = in_group("Loss"), in_group("Evaluation")
@@ -72,6 +73,7 @@ class EmbedderConfig(FinetuningConfig):
   # fmt: on
 
   kind: ClassVar[str] = tasks.EMBEDDER
+  inherits: ClassVar[bool] = True
   format: ClassVar[str] = "a table (.tsv, .csv, .jsonl or Parquet)"
 
   def __post_init__(self):
@@ -208,6 +210,7 @@ class Embedding(FinetuningTask):
   """Learns vectors of texts, which pairs of texts compare."""
 
   config: EmbedderConfig
+  compares = True
 
   def __init__(self, config: EmbedderConfig):
     super().__init__(config)
@@ -233,7 +236,8 @@ class Embedding(FinetuningTask):
 
   def _read_singles(self, path: str) -> Singles:
     rows = tables.read_table(path, all_rows=True)
-    column = tables.column(path, rows, self.config.text_column)
+    name = self.config.text_column
+    column = tables.column(path, rows, name, "--text_column")
     texts = Texts(self.config)
     inputs = texts.encode(column, DOCUMENT)
     lines = [row.line for row in rows]
@@ -245,6 +249,9 @@ class Embedding(FinetuningTask):
     side = DOCUMENT if self.config.simcse else QUERY
     firsts = texts.encode((pair.first for pair in pairs), side)
     seconds = texts.encode((pair.second for pair in pairs), DOCUMENT)
+    # All at once, so that the tokenizer is called once.
+    all_negatives = itertools.chain.from_iterable(p.negatives for p in pairs)
+    texts.encode(all_negatives, DOCUMENT)
     groups = []
     for pair, first, second in zip(pairs, firsts, seconds, strict=True):
       negatives = texts.encode(pair.negatives, DOCUMENT)
@@ -252,30 +259,28 @@ class Embedding(FinetuningTask):
       groups.append(Group([first, second, *negatives], where, pair.score))
     return GroupSource(path, groups, self.config, texts.cut)
 
+  def _column(self, path: str, rows, flag: str) -> list[str]:
+    """The texts that a flag names, none of them empty."""
+    name = getattr(self.config, flag)
+    return tables.column(path, rows, name, f"--{flag}", may_be_empty=False)
+
   def _pairs(self, path: str) -> list[Pair]:
     """A file's pairs, but for those of two equal texts, which teach nothing."""
     config, rows = self.config, tables.read_table(path)
-    columns = [config.text_column, config.text_pair_column]
-    if config.simcse:
-      columns[1] = config.text_column
-    texts = []
-    for name in columns:
-      texts.append(tables.column(path, rows, name, may_be_empty=False))
-    negatives = [[] for _ in rows]
-    for name in config.negative_columns:
-      for known, new in zip(
-        negatives, tables.lists(path, rows, name), strict=True
-      ):
-        known += new
+    firsts = seconds = self._column(path, rows, "text_column")
+    if not config.simcse:
+      seconds = self._column(path, rows, "text_pair_column")
     scores = [0.0] * len(rows)
     if config.score_column:
-      scores = tables.numbers(path, rows, config.score_column)
+      texts = self._column(path, rows, "score_column")
+      scores = tables.numbers(path, rows, config.score_column, texts)
+    negatives = self._negatives(path, rows)
     keeps_equal = config.simcse or config.score_column
     pairs, equal = [], []
-    for row, *values in zip(rows, *texts, negatives, scores, strict=True):
-      pair = Pair(row.line, *values)
+    lines = [row.line for row in rows]
+    for pair in map(Pair, lines, firsts, seconds, negatives, scores):
       if pair.first == pair.second and not keeps_equal:
-        equal.append(row.line)
+        equal.append(pair.line)
       else:
         pairs.append(pair)
     if equal:
@@ -285,8 +290,22 @@ class Embedding(FinetuningTask):
       )
     return pairs
 
+  def _negatives(self, path: str, rows) -> list[list[str]]:
+    """Each row's negatives."""
+    negatives: list[list[str]] = [[] for _ in rows]
+    for name in self.config.negative_columns:
+      lists = tables.lists(path, rows, name, "--negative_columns")
+      for of_row, texts in zip(negatives, lists, strict=True):
+        of_row += texts
+    others = [key for key in rows[0].values if key.startswith("negative")]
+    if others and not self.config.negative_columns:
+      self._notes.append(
+        f"{path}: its columns {', '.join(others)} are not read: see "
+        "--negative_columns"
+      )
+    return negatives
+
   def losses(self, groups):
-    """`contrastive.Losses` of the groups of an update."""
     from finetuning import contrastive  # it loads TensorFlow
 
     config = self.config

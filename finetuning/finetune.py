@@ -14,7 +14,7 @@ from checkpoints import checkpointing
 from common import console
 from common.console import say
 from common.tensorflow_v1 import tf
-from finetuning import packed, task_file
+from finetuning import contrastive, packed, task_file
 from finetuning.task import FinetuningConfig, FinetuningTask
 from model import huggingface_types, model_flops
 from model.tasks import BY_KIND
@@ -25,13 +25,8 @@ from training.signals import StopVote
 from xla_patches import jit
 
 
-def finetune(
-  task: FinetuningTask, comm, snapshot=None, signals=None, step=None
-) -> dict:
-  """Trains, evaluates and predicts; see `training_run.run`.
-
-  `step` builds an update, as `training_step` does, which it is by default.
-  """
+def finetune(task: FinetuningTask, comm, snapshot=None, signals=None) -> dict:
+  """Trains, evaluates and predicts; see `training_run.run`."""
   config = task.config
   task.check()
   sets = []
@@ -64,7 +59,7 @@ def finetune(
   def build():
     train, begin, predict = None, None, None
     if config.do_train:
-      train = training(task, config, comm, step or training_step)
+      train = training(task, config, comm)
       begin = functools.partial(task_file.write, config, task.task_content)
     evaluator = _evaluator(task, config, comm) if config.do_eval else None
     if config.do_predict:
@@ -88,7 +83,7 @@ def finetune(
   return training_run.run(config, comm, build, snapshot, signals)
 
 
-def start(command, kind: type[FinetuningTask], step=None) -> None:
+def start(command, kind: type[FinetuningTask]) -> None:
   """Runs the command of a script for a kind of task; see `training_run`."""
 
   def job(config, *world):
@@ -100,7 +95,7 @@ def start(command, kind: type[FinetuningTask], step=None) -> None:
 
 
 def training(
-  task: FinetuningTask, config: FinetuningConfig, comm, step
+  task: FinetuningTask, config: FinetuningConfig, comm
 ) -> train_loop.Task:
   """Builds data, model and update in the graph."""
   source = task.training_set
@@ -114,9 +109,10 @@ def training(
   matmuls = model_flops.finetuning(
     config.bert, policy, config.kind, task.outputs, rows, source
   )
+  build = contrastive.training_step if task.compares else training_step
   return train_loop.Task(
     plan=plan,
-    ops=step(task, config, batches.next, state, plan, comm),
+    ops=build(task, config, batches.next, state, plan, comm),
     state=state,
     source=source,
     batches=batches,

@@ -121,5 +121,5 @@ class GroupSource(PackedRecords):
   def batch(self, columns, row_weights):
     tf, batch = later.tf, super().batch(columns, row_weights)
     is_there = batch.weights[:, :, None] > 0
-    none = tf.fill(tf.shape(batch.identities), NO_TEXT)
-    return batch._replace(identities=tf.where(is_there, batch.identities, none))
+    identities = tf.where_v2(is_there, batch.identities, NO_TEXT)
+    return batch._replace(identities=identities)

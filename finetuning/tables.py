@@ -48,6 +48,7 @@ def read_table(
     input_files.open_input(path, *kinds) as file,
     io.TextIOWrapper(file, "utf-8-sig", newline="\n") as f,
   ):
+    lines: list[_Line]
     try:
       if form in documents.TABLES:
         lines = [*enumerate(documents.table_rows(path, form), 1)]
@@ -157,10 +158,11 @@ def column(
   return texts
 
 
-def numbers(path: str, rows: Sequence[Row], name: str) -> list[float]:
-  """Values as finite numbers; `DataError` if a row lacks one."""
+def numbers(
+  path: str, rows: Sequence[Row], name: str, texts: Sequence[str]
+) -> list[float]:
+  """The finite numbers that a column's `texts` are, or `DataError`."""
   values = []
-  texts = column(path, rows, name, may_be_empty=False)
   for row, text in zip(rows, texts, strict=True):
     try:
       value = float(text)
@@ -174,7 +176,9 @@ def numbers(path: str, rows: Sequence[Row], name: str) -> list[float]:
   return values
 
 
-def lists(path: str, rows: Sequence[Row], name: str) -> list[list[str]]:
+def lists(
+  path: str, rows: Sequence[Row], name: str, flag: str
+) -> list[list[str]]:
   """Values as texts or lists of texts, of which empty ones are left out.
 
   `DataError` if no row has the column, or one has another value there.
@@ -193,5 +197,5 @@ def lists(path: str, rows: Sequence[Row], name: str) -> list[list[str]]:
         )
     values.append(texts)
   if not any(name in row.values for row in rows):
-    column(path, rows, name)  # says so
+    column(path, rows, name, flag)  # says so
   return values

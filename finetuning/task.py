@@ -29,6 +29,7 @@ class FinetuningConfig(kinds.VocabularyFiles, RunConfig):
   length_flag: ClassVar[str] = "--num_train_epochs"
   unit: ClassVar[str] = "examples"
   format: ClassVar[str]  # of the files
+  inherits: ClassVar[bool] = False  # defaults from a model of its kind
   whose_vocabulary = " that the checkpoint was trained with"
   default_vocabulary = (
     " Default: as found in --output_dir, beside --init_checkpoint or its "
@@ -128,6 +129,7 @@ class FinetuningTask:
   best_by: metrics.BestBy  # which of its `results` are the best
   labels: list[str] | None = None  # of the head's rows, if they have names
   reads_pairs = False  # of texts
+  compares = False  # the loss of an example depends on all of an update
 
   def __init__(self, config: FinetuningConfig):
     self.config = config
@@ -161,6 +163,10 @@ class FinetuningTask:
 
   def head(self, batch, is_training: bool, dropout_seed=None):
     """The `heads.HeadOutput` of a `packed.FinetuningBatch`."""
+    raise NotImplementedError
+
+  def losses(self, groups):
+    """The `contrastive.Losses` of an update's texts, if it `compares` them."""
     raise NotImplementedError
 
   @property

@@ -98,7 +98,10 @@ def configured(
     defaults, lines = _of_model(flags, origin)
     # The flags that task.json sets; a training may use another task's model.
     binds = origin.continues or (origin.model and not trains)
-    task = kind.defaults(origin.about.task if binds else {}, flags)
+    inherits = binds or kind.inherits
+    task = kind.defaults(origin.about.task if inherits else {}, flags)
+    if not binds:
+      task = {name: task[name] for name in task.keys() - flags.keys()}
     before = {"task": kind.kind, **task}
     scopes = agreement.scopes(trains)
     agreement.agree(before, flags, origin.about.folder, scopes)

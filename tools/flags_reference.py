@@ -16,6 +16,7 @@ COMMANDS = {
   "run_classifier.py": "finetuning.classification.ClassifierConfig",
   "run_squad.py": "finetuning.squad.SquadConfig",
   "run_ner.py": "finetuning.ner.NerConfig",
+  "run_embedder.py": "finetuning.embedding.EmbedderConfig",
   "python -m tools.run_tasks": "tools.run_tasks.Settings",
   "predict.py": "predict.PredictSettings",
   "python -m tools.evaluate_grammar": "tools.evaluate_grammar.Settings",
@@ -27,10 +28,13 @@ COMMANDS = {
   "python -m tools.inspect_records": "tools.inspect_records.InspectSettings",
   "python -m tools.plot_metrics": "tools.plot_metrics.Settings",
 }
+_FINETUNING = (
+  "run_classifier.py", "run_squad.py", "run_ner.py", "run_embedder.py",
+)  # fmt: skip
 # What these have in common stands once, before what each has of its own.
 _SHARED = (
-  ("run_pretraining.py", "run_classifier.py", "run_squad.py", "run_ner.py"),
-  ("run_classifier.py", "run_squad.py", "run_ner.py"),
+  ("run_pretraining.py", *_FINETUNING),
+  _FINETUNING,
 )
 _BEGIN = """# Flags
 

@@ -31,7 +31,8 @@ LAYERS = (
   {"tools"},
   {
     "convert_checkpoint", "create_pretraining_data",
-    "predict", "run_classifier", "run_ner", "run_pretraining", "run_squad",
+    "predict", "run_classifier", "run_embedder", "run_ner", "run_pretraining",
+    "run_squad",
   },
 )  # fmt: skip
 # Data workers start fast because these never load TensorFlow.

@@ -8,7 +8,8 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
 SCRIPTS = (
-  "run_pretraining", "run_classifier", "run_squad", "run_ner", "predict",
+  "run_pretraining", "run_classifier", "run_squad", "run_ner", "run_embedder",
+  "predict",
   "convert_checkpoint", "create_pretraining_data",
 )  # fmt: skip
 TOOLS = [path.stem for path in ROOT.glob("tools/[a-z]*.py")]
