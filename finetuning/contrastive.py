@@ -97,9 +97,12 @@ def info_nce(
     gradient = tf.gradients(units, groups.vectors, gradient)[0]
     return Losses(gradient, losses, correct)
 
-  parts = [of_first(size) for size in dims or [width]]
-  gradients, losses, correct = zip(*parts, strict=True)
-  return Losses(sum(gradients), sum(losses), correct[-1])
+  gradient = losses = 0.0
+  for size in dims or [width]:
+    part = of_first(size)
+    gradient += part.gradient
+    losses += part.losses
+  return Losses(gradient, losses, part.correct)
 
 
 def _of_anchors(units, groups: Groups, rows, temperature, both_directions):
@@ -252,9 +255,9 @@ class Store:
     self._count = count
     results = Losses(vectors, vectors[:, 0, 0], vectors[:, 0, 0])
     self._vectors = self._room("vectors", vectors)
-    self._losses = [
-      self._room(name, like) for name, like in results._asdict().items()
-    ]
+    self._losses = []
+    for name, like in results._asdict().items():
+      self._losses.append(self._room(name, like))
     with tf.device("/cpu:0"):  # batches come from there
       self._passes = []
       for index, tensor in enumerate(tf.nest.flatten(one)):
@@ -297,8 +300,10 @@ class Store:
   def next(self, has_correct: bool) -> tuple[Pass, Losses, tf.Operation]:
     """A micro-batch, its losses, and the op that moves on to the next one."""
     index = self._read.read_value()
-    one = [tf.gather(room, index) for room in self._passes]
-    gradient, losses, correct = (tf.gather(r, index) for r in self._losses)
+    kept = []
+    for room in (*self._passes, *self._losses):
+      kept.append(tf.gather(room, index))
+    *one, gradient, losses, correct = kept
     with tf.control_dependencies([index]):
       move = self._read.assign_add(1, read_value=False)
     return (

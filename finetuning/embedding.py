@@ -3,7 +3,7 @@
 import dataclasses
 import io
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -97,14 +97,14 @@ class EmbedderConfig(FinetuningConfig):
     return [int(size) for size in self.matryoshka_dims]
 
 
-class Pair(NamedTuple):
-  """A row of a table."""
+class Pairs(NamedTuple):
+  """The columns of a table of pairs, [n] each."""
 
-  line: int
-  first: str
-  second: str
-  negatives: list[str]
-  score: float
+  lines: list[int]
+  firsts: list[str]
+  seconds: list[str]
+  negatives: list[list[str]]
+  scores: list[float]
 
 
 class Texts:
@@ -126,9 +126,12 @@ class Texts:
 
   def encode(self, texts: Iterable[str], side: str) -> list[Text]:
     """The texts, of which all are searched with or all are found."""
-    texts, prompt = [*texts], self._prompts[side]
-    new = [t for t in dict.fromkeys(texts) if (side, t) not in self._known]
-    ids_of = self._tokenizer.encode_batch([f"{prompt}{text}" for text in new])
+    texts, prompt, new, prompted = [*texts], self._prompts[side], [], []
+    for text in dict.fromkeys(texts):
+      if (side, text) not in self._known:
+        new.append(text)
+        prompted.append(f"{prompt}{text}")
+    ids_of = self._tokenizer.encode_batch(prompted)
     for text, tokens in zip(new, ids_of, strict=True):
       ids, _, lost = encode_pair(self._tokenizer, self._lengths[side], tokens)
       self.cut += lost > 0
@@ -190,12 +193,11 @@ class Search(Singles):
 class Scored(Singles):
   """Pairs of texts with scores."""
 
-  def __init__(self, path: str, pairs: list[Pair], config):
-    texts, lines = Texts(config), [pair.line for pair in pairs]
-    firsts = texts.encode((pair.first for pair in pairs), QUERY)
-    seconds = texts.encode((pair.second for pair in pairs), DOCUMENT)
-    self._scores = np.array([pair.score for pair in pairs])
-    super().__init__(path, firsts + seconds, lines * 2, config, texts.cut)
+  def __init__(self, path: str, pairs: Pairs, config):
+    texts, self._scores = Texts(config), np.array(pairs.scores)
+    both = texts.encode(pairs.firsts, QUERY)
+    both += texts.encode(pairs.seconds, DOCUMENT)
+    super().__init__(path, both, pairs.lines * 2, config, texts.cut)
 
   def results(self, vectors):
     firsts, seconds = np.split(nearest.unit(vectors), 2)
@@ -247,16 +249,15 @@ class Embedding(FinetuningTask):
     pairs, texts = self._pairs(path), Texts(self.config)
     # Texts of --simcse have one side: they are their own positives.
     side = DOCUMENT if self.config.simcse else QUERY
-    firsts = texts.encode((pair.first for pair in pairs), side)
-    seconds = texts.encode((pair.second for pair in pairs), DOCUMENT)
+    firsts = texts.encode(pairs.firsts, side)
+    seconds = texts.encode(pairs.seconds, DOCUMENT)
     # All at once, so that the tokenizer is called once.
-    all_negatives = itertools.chain.from_iterable(p.negatives for p in pairs)
-    texts.encode(all_negatives, DOCUMENT)
+    texts.encode(itertools.chain(*pairs.negatives), DOCUMENT)
     groups = []
-    for pair, first, second in zip(pairs, firsts, seconds, strict=True):
-      negatives = texts.encode(pair.negatives, DOCUMENT)
-      where = f"line {pair.line}"
-      groups.append(Group([first, second, *negatives], where, pair.score))
+    for row, line in enumerate(pairs.lines):
+      negatives = texts.encode(pairs.negatives[row], DOCUMENT)
+      members = [firsts[row], seconds[row], *negatives]
+      groups.append(Group(members, f"line {line}", pairs.scores[row]))
     return GroupSource(path, groups, self.config, texts.cut)
 
   def _column(self, path: str, rows, flag: str) -> list[str]:
@@ -264,7 +265,7 @@ class Embedding(FinetuningTask):
     name = getattr(self.config, flag)
     return tables.column(path, rows, name, f"--{flag}", may_be_empty=False)
 
-  def _pairs(self, path: str) -> list[Pair]:
+  def _pairs(self, path: str) -> Pairs:
     """A file's pairs, but for those of two equal texts, which teach nothing."""
     config, rows = self.config, tables.read_table(path)
     firsts = seconds = self._column(path, rows, "text_column")
@@ -276,19 +277,22 @@ class Embedding(FinetuningTask):
       scores = tables.numbers(path, rows, config.score_column, texts)
     negatives = self._negatives(path, rows)
     keeps_equal = config.simcse or config.score_column
-    pairs, equal = [], []
-    lines = [row.line for row in rows]
-    for pair in map(Pair, lines, firsts, seconds, negatives, scores):
-      if pair.first == pair.second and not keeps_equal:
-        equal.append(pair.line)
-      else:
-        pairs.append(pair)
+    columns: tuple[list, ...] = ([], [], [], [], [])
+    equal = []
+    for row, *values in zip(
+      rows, firsts, seconds, negatives, scores, strict=True
+    ):
+      if values[0] == values[1] and not keeps_equal:
+        equal.append(row.line)
+        continue
+      for column, value in zip(columns, (row.line, *values), strict=True):
+        column.append(value)
     if equal:
       self._notes.append(
         f"{path}: {counted(len(equal), 'row')} left out, whose text is its own "
         f"positive, first line {equal[0]} (--simcse learns from single texts)"
       )
-    return pairs
+    return Pairs(*columns)
 
   def _negatives(self, path: str, rows) -> list[list[str]]:
     """Each row's negatives."""
@@ -353,17 +357,19 @@ class Embedding(FinetuningTask):
     }
 
 
-def collection_of(pairs: Sequence[Pair]) -> beir.Collection:
+def collection_of(pairs: Pairs) -> beir.Collection:
   """Pairs as a search: each text's positives are to be found among all."""
   queries: dict[str, str] = {}  # text -> id, as documents
   documents: dict[str, str] = {}
   qrels: dict[str, dict[str, int]] = {}
-  for pair in pairs:
-    query = queries.setdefault(pair.first, f"query {len(queries)}")
-    for text in (pair.second, *pair.negatives):
+  columns = pairs.firsts, pairs.seconds, pairs.negatives
+  for first, second, negatives in zip(*columns, strict=True):
+    query = queries.setdefault(first, f"query {len(queries)}")
+    for text in (second, *negatives):
       documents.setdefault(text, f"document {len(documents)}")
-    qrels.setdefault(query, {})[documents[pair.second]] = 1
-  names = {name: text for text, name in queries.items()}
+    qrels.setdefault(query, {})[documents[second]] = 1
   return beir.Collection(
-    names, {name: text for text, name in documents.items()}, qrels
+    dict(zip(queries.values(), queries, strict=True)),
+    dict(zip(documents.values(), documents, strict=True)),
+    qrels,
   )

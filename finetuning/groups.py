@@ -68,15 +68,15 @@ class GroupSource(PackedRecords):
   def __init__(self, path: str, groups: Sequence[Group], config, cut: int = 0):
     """`config` is an `EmbedderConfig`; `cut` texts lost their end."""
     self._own_tokens = longest = 0
+    sizes_of = []
     for group in groups:
-      total = sum(len(text.ids) for text in group.texts)
-      longest = max(longest, total)
-      self._own_tokens += total
+      sizes_of.append([len(text.ids) for text in group.texts])
+      longest = max(longest, sum(sizes_of[-1]))
+      self._own_tokens += sum(sizes_of[-1])
     # Attention costs the square of a row: two long texts share one at most.
     self.rows_of_record = max(1, -(-longest // (2 * config.max_seq_length)))
     layouts, lengths = [], []
-    for group in groups:
-      sizes = [len(text.ids) for text in group.texts]
+    for sizes in sizes_of:
       row_of = spread(sizes, self.rows_of_record)
       layouts.append(row_of)
       # A group takes as much of each row as of its fullest one.
@@ -85,7 +85,7 @@ class GroupSource(PackedRecords):
     super().__init__(
       path, groups, lengths, config, max(lengths, default=0), cut
     )
-    self.texts = max(len(group.texts) for group in groups)
+    self.texts = max(map(len, sizes_of))
     self.slots *= self.texts
     self._columns = self._laid_out(layouts)
 

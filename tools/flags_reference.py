@@ -24,7 +24,6 @@ COMMANDS = {
   "python -m tools.quickstart": "tools.quickstart.Settings",
   "python -m tools.prepare_corpus": "tools.prepare_corpus.CorpusSettings",
   "python -m tools.train_tokenizer": "tools.train_tokenizer.Settings",
-  "python -m tools.ray_workers": "tools.ray_workers.RayWorkersSettings",
   "python -m tools.inspect_records": "tools.inspect_records.InspectSettings",
   "python -m tools.plot_metrics": "tools.plot_metrics.Settings",
 }

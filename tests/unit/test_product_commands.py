@@ -49,8 +49,8 @@ COMMANDS = [
   "convert_checkpoint.py classifier --to=saved_model --output=served/1",
   "-m tools.evaluate_grammar pretrain --pairs=pairs.jsonl",
 ]
-# What starts these has tests of its own: make pretrain, Ray, services.
-ELSEWHERE = {"tools.quickstart", "tools.ray_workers", "training.services"}
+# What starts these has tests of its own: make pretrain, services.
+ELSEWHERE = {"tools.quickstart", "training.services"}
 
 
 def test_each_command_that_a_page_names_is_run_here():

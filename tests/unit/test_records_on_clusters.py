@@ -5,17 +5,16 @@ They are held against the flags, the image and each other.
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 from unittest import mock
 
+import pytest
 import runs
 from samples import contents, parsed, write_documents
-from test_deployment import CHECKOUT, FOLDER, USER_ID, call, manifest, read
+from test_deployment import FOLDER, USER_ID, call, manifest, read
 
 from records import creation
-from tools import ray_workers
 from workers import launchers
 
 
@@ -54,29 +53,6 @@ def test_the_indexed_job_is_a_run_of_all_its_pods():
   assert str(made.workers.num_workers) == cpus
 
 
-def test_the_ray_job_fits_on_its_cluster():
-  job = manifest("records-rayjob.yaml")
-  place, _, command = job["spec"]["entrypoint"].partition(" && ")
-  assert place == f"cd {CHECKOUT}"
-  ours, theirs = command.split(" -- ")
-  module = ".venv/bin/python -m tools.ray_workers"
-  start, _ = parsed(
-    ray_workers.RayWorkersSettings, ours.split(module)[1].split()
-  )
-  script, *words = shlex.split(theirs)
-  assert script == "create_pretraining_data.py" and records_command(words)
-  cluster = job["spec"]["rayClusterSpec"]
-  ray = r"^ray==(\S+)"
-  version = re.search(ray, read("../requirements/ray.txt"), flags=re.M)[1]
-  assert cluster["rayVersion"] == version
-  (group,) = cluster["workerGroupSpecs"]
-  pods = [cluster["headGroupSpec"]["template"], group["template"]]
-  head, worker = (check_pod(pod["spec"]) for pod in pods)
-  assert head["image"] == worker["image"]
-  cpus = group["replicas"] * int(worker["resources"]["limits"]["cpu"])
-  assert start.workers * start.cpus_per_worker <= cpus
-
-
 def test_a_slurm_array_makes_records_one_worker_after_another(
   tmp_path, letters
 ):
@@ -109,25 +85,41 @@ def test_a_slurm_array_makes_records_one_worker_after_another(
   assert contents(tmp_path / "out") == contents(tmp_path / "alone")
 
 
-def test_the_spark_example_starts_all_workers(monkeypatch, capsys):
-  code = r"^```python\n(.*?pyspark.*?)^```"
-  (example,) = re.findall(code, read("../docs/data.md"), re.M | re.S)
+def fake_spark():
+  """Modules with which the example's tasks run here."""
+  spark = mock.MagicMock()
+  tasks = spark.SparkSession.builder.getOrCreate().sparkContext.parallelize
+  tasks.return_value.mapPartitionsWithIndex = lambda work: mock.Mock(
+    collect=lambda: [next(work(n, iter(()))) for n in tasks.call_args.args[0]]
+  )
+  return {"pyspark": mock.Mock(), "pyspark.sql": spark}
+
+
+def fake_ray():
+  decorated = lambda work: mock.Mock(remote=work)
+  return {"ray": mock.Mock(remote=lambda **_: decorated, get=list)}
+
+
+@pytest.mark.parametrize(
+  "library, fake", [("pyspark", fake_spark), ("ray", fake_ray)]
+)
+def test_an_example_starts_all_workers(monkeypatch, capsys, library, fake):
+  page = read("../docs/data.md")
+  blocks = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+  is_of = re.compile(rf"^(import|from) {library}\b", re.M)
+  (example,) = filter(is_of.search, blocks)
   started = []
 
   def run(command, cwd, **_):
     started.append(command)
     return subprocess.CompletedProcess(command, 0, stdout="table", stderr="")
 
-  spark = mock.MagicMock()
-  tasks = spark.SparkSession.builder.getOrCreate().sparkContext.parallelize
-  tasks.return_value.mapPartitionsWithIndex = lambda work: mock.Mock(
-    collect=lambda: [next(work(n, iter(()))) for n in tasks.call_args.args[0]]
-  )
-  monkeypatch.setitem(sys.modules, "pyspark", mock.Mock())
-  monkeypatch.setitem(sys.modules, "pyspark.sql", spark)
+  for name, module in fake().items():
+    monkeypatch.setitem(sys.modules, name, module)
   monkeypatch.setattr(subprocess, "run", run)
   exec(example, {})
   made = [records_command(command[2:]).workers for command in started]
   assert [worker.worker for worker in made] == list(range(16))
   assert {worker.workers for worker in made} == {16}
   assert len({worker.run for worker in made}) == 1
+  assert capsys.readouterr().out.count("table") == 16
