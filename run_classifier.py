@@ -8,16 +8,18 @@
 
 The data are a task of GLUE by its name, or any table by its columns
 (--train_file, --text_column, --label_column), whose labels are found in it.
+With --multi_label a text may have several labels, or none.
 What the model in --output_dir was trained with need not be given again.
 """
 
-from finetuning.classification import Classification, ClassifierConfig
+from finetuning import multi_label
+from finetuning.classification import ClassifierConfig
 from interop import run_settings
 
 if __name__ == "__main__":
   # Flags and files are checked first: TensorFlow takes seconds to load.
-  command = run_settings.read_command(ClassifierConfig, Classification)
+  command = run_settings.read_command(ClassifierConfig, multi_label.task_of)
 
   from finetuning import finetune
 
-  finetune.start(command, Classification)
+  finetune.start(command, multi_label.task_of)

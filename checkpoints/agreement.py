@@ -95,8 +95,8 @@ FIXED = {
   ),
   **dict.fromkeys(
     (
-      "do_lower_case", "max_seq_length", "regression", "pairs", "metrics",
-      "doc_stride", "max_query_length", "version_2_with_negative",
+      "do_lower_case", "max_seq_length", "regression", "multi_label", "pairs",
+      "metrics", "doc_stride", "max_query_length", "version_2_with_negative",
       "pooling", "query_prompt", "document_prompt", "include_prompt",
       "query_length",
     ),
@@ -105,7 +105,8 @@ FIXED = {
   "labels": Fixed(MODEL, _SAME_LABELS, FINETUNED),
   **dict.fromkeys(
     (
-      "text_column", "text_pair_column", "label_column", "word_column",
+      "text_column", "text_pair_column", "label_column", "label_columns",
+      "label_separator", "word_column",
       "tokens_field", "tags_field", "n_best_size", "max_answer_length",
       "null_score_diff_threshold", "score_column", "simcse",
     ),
@@ -215,8 +216,10 @@ def of_task(task: Mapping) -> dict[str, Any]:
       known[key] = [str(size) for size in value]
     elif key not in OF_FILES:
       known[key] = value
-  if "labels" in task and task.get("task") == CLASSIFIER:
-    known["regression"] = not task["labels"]
+  if task.get("task") == CLASSIFIER:
+    known["multi_label"] = task.get("multi_label", False)
+    if "labels" in task:
+      known["regression"] = not task["labels"]
   return known
 
 

@@ -44,6 +44,8 @@ _TASK = {
   "best_by?": {"keys": [str], "higher": bool},
   "columns?": {"text?": str, "text_pair?": (str, None), "label?": str},
   "labels?": [str], "metrics?": [str], "label_names?": [str],
+  "multi_label?": bool, "label_separator?": str, "label_columns?": [str],
+  "label_threshold?": float,
   "tokens_field?": str, "tags_field?": str, "word_column?": int,
   "label_column?": (int, None), "doc_stride?": int, "max_query_length?": int,
   "n_best_size?": int, "max_answer_length?": int,

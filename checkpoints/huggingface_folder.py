@@ -2,7 +2,6 @@
 
 import os
 
-from checkpoints import sentence_folder
 from common.errors import DataError
 from common.model_files import CONFIG_FILE, TASK_FILE
 from model import huggingface_config, huggingface_weights, tasks, weights
@@ -39,16 +38,16 @@ def read_task(folder: str, saved: dict) -> tuple[dict, list[str]]:
       f"{folder}: keys of {huggingface_config.CONFIG_FILE} are not known, and "
       f"have no effect here: {', '.join(known.left_out)}"
     )
-  positions = known.config.max_position_embeddings
-  embedder, lines = sentence_folder.read_task(folder, positions)
-  in_files |= embedder
-  notes += lines
   for head in tasks.LABELLED:
     if head.bias not in shapes:
       continue
     labels = known.labels_of(head, shapes[head.bias][0], folder)
     if labels is not None:
       in_files["labels"] = labels
+    if head is tasks.LABELS and known.problem_type:
+      is_several = known.problem_type == huggingface_config.MULTI_LABEL
+      if is_several or "multi_label" in saved:
+        in_files["multi_label"] = is_several
     if not known.architectures:
       architecture = known.kind.architecture([head])
       notes.append(

@@ -4,11 +4,12 @@ import dataclasses
 import operator
 import os
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from scipy import special
 
+from checkpoints import run_start
 from checkpoints.metrics import BestBy
 from common import tensorflow_v1 as later
 from common.errors import UserError
@@ -26,6 +27,7 @@ PREDICTIONS_FILE = "predictions.tsv"
 # In labels in that file: separators and the escape character itself.
 _ESCAPES = str.maketrans({"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r"})
 
+DEFAULT_THRESHOLD = 0.5  # transformers' choice: a logit of 0
 _ACCURACY, _CORRELATIONS = ("accuracy",), ("pearson", "spearman")
 
 
@@ -76,7 +78,7 @@ _COLUMN_FLAGS = {
   "pair": "text_pair_column",
   "label": "label_column",
 }
-_OWN_TABLE = ("regression", *_COLUMN_FLAGS.values())
+_OWN_TABLE = ("regression", "multi_label", *_COLUMN_FLAGS.values())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,10 +99,27 @@ class ClassifierConfig(FinetuningConfig):
     "texts.")
   label_column: str | None = _data(None, "Column of the label. Default: label.")
   regression: bool = _data(False, "Predict numbers: the labels are numbers.")
+  multi_label: bool = _data(False,
+    "Decide each label by itself, so that a text may have several, or none: "
+    "the labels are a list of texts in JSON lines, or a text with "
+    "--label_separator between them, or --label_columns.",
+    excludes=("regression", "task_name"))
+  label_separator: str = _data(",",
+    "What stands between the labels of a row. An empty text separates nothing.",
+    needs="multi_label")
+  label_columns: tuple = _data((),
+    "Columns of which each is a label: 1 where a row has it, else 0. They "
+    "count instead of --label_column.", needs="multi_label")
+  label_threshold: float | None = in_group("Evaluation")(None,
+    "Probability above which a text has a label. Default: the one with the "
+    "highest F1 over all labels of the file that a training is evaluated on, "
+    "which the model's folder keeps, or else 0.5.", needs="multi_label",
+    low=0, below=1)
   metrics: tuple = in_group("Evaluation")((),
     "Metrics to report; the first one chooses the best checkpoint. Default: "
     "accuracy, or pearson and spearman with --regression, or those of "
-    "--task_name.", choices=(*metrics.OF_LABELS, *metrics.OF_NUMBERS))
+    "--task_name, or the last three with --multi_label.", choices=(
+      *metrics.OF_LABELS, *metrics.OF_NUMBERS, *metrics.OF_SETS))
   # fmt: on
 
   kind: ClassVar[str] = tasks.CLASSIFIER
@@ -117,20 +136,30 @@ class ClassifierConfig(FinetuningConfig):
       for name in _OWN_TABLE:
         if getattr(self, name):
           raise UserError(f"give --{name} or --task_name, which settles it")
-    is_regression = self.table().labels == ()
-    fitting = metrics.OF_NUMBERS if is_regression else metrics.OF_LABELS
+    fitting: dict = metrics.OF_LABELS
+    if self.multi_label:
+      fitting = metrics.OF_SETS
+    elif self.table().labels == ():
+      fitting = metrics.OF_NUMBERS
     if set(self.metrics) - set(fitting):
       raise UserError(
         f"--metrics={','.join(self.metrics)}: not all are of "
-        f"{', '.join(fitting)}, the metrics of such labels (see --regression)"
+        f"{', '.join(fitting)}, the metrics of such labels (see --regression "
+        "and --multi_label)"
       )
 
   @classmethod
   def defaults(cls, task, flags):
     saved = super().defaults(task, flags)
+    settled: list[str] = []
     if flags.get("task_name"):  # it settles the columns and metrics
-      for name in (*_OWN_TABLE, "metrics"):
-        saved.pop(name, None)
+      settled += (*_OWN_TABLE, "metrics")
+    if flags.get("label_column"):
+      settled.append("label_columns")
+    if flags.get("do_train"):  # whose evaluations choose again
+      settled.append("label_threshold")
+    for name in settled:
+      saved.pop(name, None)
     return saved
 
   def as_dict(self):
@@ -139,12 +168,19 @@ class ClassifierConfig(FinetuningConfig):
     return {**super().as_dict(), **self.defaults(task, {})}
 
   def describe_table(self) -> dict:
-    """The keys "metrics" and "columns" of task.json."""
+    """The keys of task.json about the table and its metrics."""
     text, pair, label = self.table()[:3]
-    return {
+    task: dict[str, Any] = {
       "metrics": list(self.table().metrics),
       "columns": {"text": text, "text_pair": pair, "label": label},
     }
+    if self.multi_label:
+      task |= {
+        "multi_label": True,
+        "label_separator": self.label_separator,
+        "label_columns": list(self.label_columns),
+      }
+    return task
 
   def table(self) -> Glue:
     """Columns, labels and metrics."""
@@ -155,9 +191,11 @@ class ClassifierConfig(FinetuningConfig):
         text=self.text_column or "sentence",
         pair=self.text_pair_column or None,
         label=self.label_column or "label",
-        labels=() if self.regression else None,
+        labels=() if self.regression else tuple(self.label_columns) or None,
         metrics=_CORRELATIONS if self.regression else _ACCURACY,
       )
+    if self.multi_label:
+      table = table._replace(metrics=tuple(metrics.OF_SETS))
     return table._replace(metrics=tuple(self.metrics) or table.metrics)
 
   def path(self, part):
@@ -177,11 +215,14 @@ class Classification(LabelledTask):
 
   config: ClassifierConfig
   if_too_many = "; for numbers give --regression"
+  target_type: type = np.int32
 
   def __init__(self, config: ClassifierConfig):
     super().__init__(config)
     self._table = config.table()
     self._is_regression = self._table.labels == ()
+    if self._is_regression:
+      self.target_type = np.float32
     self._ranges: dict[str, tuple[float, float]] = {}  # of a file's numbers
     self.known_labels = self._table.labels
     self.published_names = self._table.names
@@ -190,17 +231,18 @@ class Classification(LabelledTask):
 
   def labels_of_data(self):
     path, name = self.config.path("train"), self._table.label
-    rows = self._rows(path)
-    values = self._column(path, rows, "label", may_be_empty=False)
+    rows = self.rows(path)
+    values = self.column(path, rows, "label", may_be_empty=False)
     return f"{path}: column {name!r}", values
 
-  def _rows(self, path: str, all_rows: bool = False) -> Sequence[tables.Row]:
+  def rows(self, path: str, all_rows: bool = False) -> Sequence[tables.Row]:
+    """The rows of a table."""
     # GLUE's CoLA has a header in its test file only.
     has_header = os.path.basename(path).startswith("test")
     columns = None if has_header else self._table.columns
     return tables.read_table(path, columns, all_rows)
 
-  def _column(self, path: str, rows, kind: str, **options) -> list[str]:
+  def column(self, path: str, rows, kind: str, **options) -> list[str]:
     """The texts, the second ones of pairs, or the labels of rows."""
     flag = f"--{_COLUMN_FLAGS[kind]}"
     if self.config.task_name:
@@ -211,26 +253,30 @@ class Classification(LabelledTask):
   def read(self, part):
     path, most = self.config.path(part), self.config.max_seq_length
     tokenizer = self.config.tokenizer()
-    rows = self._rows(path, all_rows=part == "predict")
+    rows = self.rows(path, all_rows=part == "predict")
     texts = []
     for kind in ("text", "pair") if self._table.pair else ("text",):
-      texts.append(tokenizer.encode_batch(self._column(path, rows, kind)))
-    targets = self._targets(path, rows, part)
+      texts.append(tokenizer.encode_batch(self.column(path, rows, kind)))
+    targets = self.targets(path, rows, part)
     examples, cut = [], 0
     for row, target, *parts in zip(rows, targets, *texts, strict=True):
       ids, segments, lost = encode_pair(tokenizer, most, *parts)
       cut += lost > 0
       where = f"line {row.line}"
-      examples.append(packed.Example(ids, segments, where, (target,)))
-    dtype = np.float32 if self._is_regression else np.int32
+      examples.append(packed.Example(ids, segments, where, target))
+    dtype = self.target_type
     return packed.PackedSource(path, examples, self.config, dtype, cut)
 
-  def _targets(self, path: str, rows, part: str) -> Sequence[float]:
+  def targets(self, path: str, rows, part: str) -> Sequence[tuple]:
+    """Each row's numbers that the loss compares with; any to "predict"."""
+    is_unlabelled = part == "predict"
+    numbers = [0] * len(rows) if is_unlabelled else self._targets(path, rows)
+    return [*zip(numbers, strict=True)]
+
+  def _targets(self, path: str, rows) -> Sequence[float]:
     """For each row the head's row of its label, or a regression's number."""
-    if part == "predict":
-      return [0] * len(rows)
     name = self._table.label
-    labels = self._column(path, rows, "label", may_be_empty=False)
+    labels = self.column(path, rows, "label", may_be_empty=False)
     if self._is_regression:
       targets = tables.numbers(path, rows, name, labels)
       self._ranges[path] = min(targets), max(targets)
@@ -242,6 +288,14 @@ class Classification(LabelledTask):
     lines = super().lines()
     for path, (least, most) in self._ranges.items():
       lines.append(f"{path}: labels from {least:g} to {most:g}")
+    model, now = run_start.origin_of(self.config).task, self.config.multi_label
+    before = bool(model.get("multi_label"))
+    if self.labels and self.labels == model.get("labels") and before != now:
+      kinds = "one label of these", "each label by itself (--multi_label)"
+      lines.append(
+        f"the model that training begins with gives {kinds[before]}, this one "
+        f"{kinds[now]}: the classifier's weights are its first values"
+      )
     return lines
 
   def head(self, batch, is_training, dropout_seed=None):
@@ -262,26 +316,33 @@ class Classification(LabelledTask):
     of_labels = encoder.label_logits(tasks.LABELS)
     shape = layers.get_shape_list(batch.weights)
     logits = tf.cast(of_labels.matmul, tf.float32) + of_labels.bias
-    correct = None
-    if self.outputs == 1:
-      losses = tf.square(logits[:, 0] - tf.reshape(batch.targets, [-1]))
-    else:
-      losses, correct = of_labels.losses_and_correct(
-        batch.targets, encoder.policy
-      )
+    losses, correct = self.losses_and_correct(
+      of_labels, logits, batch.targets, encoder.policy
+    )
+    if correct is not None:
       correct = tf.reshape(correct, shape)
     logits = tf.reshape(logits, [*shape, self.outputs])
     return heads.HeadOutput(
       tf.reshape(losses, shape), correct, {"logits": logits}
     )
 
-  def _logits(self, source, outputs) -> np.ndarray:
+  def losses_and_correct(self, of_labels, logits, targets, policy) -> tuple:
+    """The first two of `heads.HeadOutput`, float32 [B * E].
+
+    `of_labels` has the two parts of `logits`, float32 [B * E, labels].
+    """
+    if self.outputs == 1:
+      reshape, square = later.tf.reshape, later.tf.square
+      return square(logits[:, 0] - reshape(targets, [-1])), None
+    return of_labels.losses_and_correct(targets, policy)
+
+  def logits(self, source, outputs) -> np.ndarray:
     """float32 [examples, labels]"""
     slots = source.slots_of_examples
     return outputs["logits"][slots.row, slots.slot]
 
   def results(self, source, outputs):
-    logits = self._logits(source, outputs)
+    logits = self.logits(source, outputs)
     targets = np.array([e.targets[0] for e in source.examples])
     predicted = logits[:, 0]
     if not self._is_regression:
@@ -296,19 +357,21 @@ class Classification(LabelledTask):
 
   def write_predictions(self, source, outputs):
     """Tab-separated: row from 0, prediction, probability of each label."""
-    logits = self._logits(source, outputs)
     path = self.config.output_file(PREDICTIONS_FILE)
     labels = [label.translate(_ESCAPES) for label in self.labels]
     lines = ["\t".join(["index", "prediction", *labels])]
-    for number, row in enumerate(logits):
-      fields = [f"{row[0]:.4f}"]
-      if not self._is_regression:
-        fields = [labels[np.argmax(row)]]
-        for share in special.softmax(row.astype(float)):
-          fields.append(f"{share:.6f}")
-      lines.append("\t".join([str(number), *fields]))
+    for number, row in enumerate(self.logits(source, outputs)):
+      prediction, shares = self.prediction(row.astype(float), labels)
+      fields = [f"{share:.6f}" for share in shares]
+      lines.append("\t".join([str(number), prediction, *fields]))
     tables.write(path, lines)
     return [f"predictions {path}"]
+
+  def prediction(self, logits, labels) -> tuple[str, Sequence[float]]:
+    """What an example's logits say, and the probability of each label."""
+    if self._is_regression:
+      return f"{logits[0]:.4f}", ()
+    return labels[np.argmax(logits)], special.softmax(logits)
 
   def describe(self):
     return {"labels": self.labels, **self.config.describe_table()}
@@ -342,14 +405,25 @@ class LabelBehaviour(Behaviour):
       return {"value": float(outputs["logits"][0])}
     shares = outputs["probabilities"]
     names = context.labels(len(shares))
-    return {
-      "label": names[int(np.argmax(shares))],
-      "probabilities": dict(zip(names, shares.tolist(), strict=True)),
-    }
+    shares_of = dict(zip(names, shares.tolist(), strict=True))
+    if not context.task.get("multi_label"):
+      label = names[int(np.argmax(shares))]
+      return {"label": label, "probabilities": shares_of}
+    threshold = context.task.get("label_threshold", DEFAULT_THRESHOLD)
+    labels = []
+    for name in sorted(names, key=shares_of.__getitem__, reverse=True):
+      if shares_of[name] > threshold:
+        labels.append(name)
+    return {"labels": labels, "probabilities": shares_of}
 
   def answer_lines(self, answer):
     if "value" in answer:
       return [f"{answer['value']:.4f}"]
     share = operator.itemgetter(1)
     pairs = sorted(answer["probabilities"].items(), key=share, reverse=True)
-    return [text_and_shares(pairs)]
+    if "labels" not in answer:
+      return [text_and_shares(pairs)]
+    count = len(answer["labels"])
+    if not count:
+      return [f"(no label; the most likely: {text_and_shares(pairs[:1])})"]
+    return [text_and_shares(pairs[:count])]

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+from collections.abc import Callable
 
 import numpy as np
 
@@ -76,14 +77,22 @@ def finetune(task: FinetuningTask, comm, snapshot=None, signals=None) -> dict:
       pairs=task.reads_pairs,
       converts=not lacking,
     )
+    evaluated = functools.partial(_keep_chosen, task, comm)
     return train_loop.Job(
-      task.best_by, train, evaluator, predict, begin, task.labels, steps
-    )
+      task.best_by, train, evaluator, predict, evaluated, begin, task.labels,
+      steps,
+    )  # fmt: skip
 
   return training_run.run(config, comm, build, snapshot, signals)
 
 
-def start(command, kind: type[FinetuningTask]) -> None:
+def _keep_chosen(task: FinetuningTask, comm, results: dict) -> None:
+  chosen = task.chosen_by(results)
+  if chosen and task.config.do_train and comm.is_root:
+    task_file.add(str(task.config.output_dir), chosen)
+
+
+def start(command, kind: Callable[..., FinetuningTask]) -> None:
   """Runs the command of a script for a kind of task; see `training_run`."""
 
   def job(config, *world):

@@ -66,7 +66,9 @@ class HeadInput(NamedTuple):
       logits = tf.reshape(logits, tf.concat([shape, [self.labels]], 0))
     if head.reads_pooled and self.labels == 1:
       return {"logits": logits}
-    return {"logits": logits, "probabilities": tf.nn.softmax(logits)}
+    is_sigmoid = self.task.get("multi_label")
+    shares = tf.sigmoid if is_sigmoid else tf.nn.softmax
+    return {"logits": logits, "probabilities": shares(logits)}
 
 
 def bert_model(

@@ -35,10 +35,31 @@ spearman = functools.partial(_correlation, "spearmanr")
 
 OF_LABELS = {"accuracy": accuracy, "f1": f1, "matthews": matthews}
 OF_NUMBERS = {"pearson": pearson, "spearman": spearman}
+# Where an example may have several labels: 0 or 1 by [examples, labels].
+OF_SETS = {}
+for _average in ("micro", "macro", "samples"):
+  OF_SETS[f"f1_{_average}"] = functools.partial(f1, average=_average)
 
 
 def metric(name: str, labels: int):
   """A function (targets, predicted) -> float for a task of `labels` labels."""
   if name == "f1" and labels > 2:
     return functools.partial(f1, average="macro")
-  return (OF_LABELS | OF_NUMBERS)[name]
+  return (OF_LABELS | OF_NUMBERS | OF_SETS)[name]
+
+
+def best_threshold(targets, shares) -> float:
+  """The share above which labels count, for the highest F1 over all of them.
+
+  targets and shares: [examples, labels]. It is halfway between two neighbouring
+  shares, the higher of equally good ones; 0.5 if they are no numbers.
+  """
+  order = np.argsort(-shares, axis=None, kind="stable")
+  falling, right = shares.ravel()[order], targets.ravel()[order]
+  following = np.append(falling[1:], 0.0)
+  hits = np.cumsum(right)
+  # Of the labels up to each one in this order, if they all count.
+  scores = 2.0 * hits / (np.arange(1, len(hits) + 1) + hits[-1])
+  scores[falling == following] = 0.0  # nothing lies between them
+  best = np.argmax(scores)
+  return float(np.nan_to_num((falling[best] + following[best]) / 2, nan=0.5))

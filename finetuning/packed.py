@@ -26,7 +26,7 @@ class Example(NamedTuple):
   ids: np.ndarray  # int32 [n], [CLS] and [SEP] included
   segments: np.ndarray  # int32 [n], 0 or 1
   where: str  # line or id, for a person
-  targets: tuple = ()  # numbers that the task's loss compares with
+  targets: Sequence = ()  # numbers that the task's loss compares with
   weight: float = 1.0  # of its loss in the mean; 0: not in it
 
 

@@ -179,6 +179,10 @@ class FinetuningTask:
     """Metrics: name -> float. The head's `outputs` are float32 [rows, ...]."""
     raise NotImplementedError
 
+  def chosen_by(self, results: dict) -> dict:
+    """What an evaluation's results add to task.json; on all ranks."""
+    return {}
+
   def write_predictions(self, source, outputs: dict) -> list[str]:
     """Writes into the run folder; returns lines for the console."""
     raise NotImplementedError

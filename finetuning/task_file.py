@@ -3,9 +3,17 @@
 import os
 from collections.abc import Callable
 
-from checkpoints import agreement, checkpoint_files, run_folder, run_start
+from checkpoints import (
+  agreement,
+  checkpoint_files,
+  description,
+  run_folder,
+  run_start,
+)
 from checkpoints.description import Description
+from common import json_files
 from common.errors import UserError
+from common.model_files import TASK_FILE
 from config.bert_config import BertConfig
 from model.tasks import PRETRAINING
 
@@ -58,3 +66,9 @@ def write(config, describe: Callable[[], dict]) -> None:
   """Writes task.json and a copy of the vocabulary, but not in a resumed run."""
   if not binding(config):
     run_folder.write_task(config.output_dir, describe(), config.tokenizer())
+
+
+def add(folder: str, keys: dict) -> None:
+  """Adds keys to a folder's task.json, or changes them."""
+  task = description.read(folder).task
+  json_files.write(os.path.join(folder, TASK_FILE), {**task, **keys})

@@ -6,12 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from checkpoints import (
-  agreement,
-  checkpoint_files,
-  description,
-  sentence_folder,
-)
+from checkpoints import agreement, checkpoint_files, description
 from common import files, input_files, json_files
 from common.errors import UserError
 from common.files import new_folder
@@ -53,7 +48,8 @@ def task_differences(task: dict, other: dict) -> list[str]:
   """The keys that differ between two files' tasks."""
   # An older task.json does not say these, which is no difference.
   newer, differing = ("objective", "segment_ids"), []
-  for key in sorted(task.keys() | other.keys()):
+  # Each training chooses a threshold, and the first one's stays.
+  for key in sorted((task.keys() | other.keys()) - {"label_threshold"}):
     values = task.get(key), other.get(key)
     if values[0] != values[1] and not (key in newer and None in values):
       differing.append(key)
@@ -121,6 +117,7 @@ def write_folder(
   config = huggingface_config.to_huggingface_config(
     bert, heads_of(bert, model.values), source.path, labels if outputs else (),
     encoder.special_ids() if encoder else None,
+    model.task.get("multi_label", False),
   )  # fmt: skip
   tensors = huggingface_weights.to_huggingface(model.values, bert, source.path)
   with new_folder(folder) as aside:
@@ -139,9 +136,6 @@ def write_folder(
       for file, content in model.vocabulary.items():
         files.write(os.path.join(aside, file), content)
       write_tokenizer(aside, encoder, model.task, bert)
-    if model.task["task"] == tasks.EMBEDDER:
-      length = model.source.max_seq_length
-      sentence_folder.write(aside, model.task, bert.hidden_size, length)
   return [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
 
 

@@ -39,6 +39,7 @@ _FORM = {
 }  # fmt: skip
 
 _REGRESSION, _SINGLE_LABEL = "regression", "single_label_classification"
+MULTI_LABEL = "multi_label_classification"
 
 
 def to_huggingface_config(
@@ -47,6 +48,7 @@ def to_huggingface_config(
   source: str,
   labels: Sequence[str] = (),
   ids: dict[str, int] | None = None,
+  multi_label: bool = False,
 ) -> dict:
   """config.json's content; `UserError` if Hugging Face has no such model.
 
@@ -70,8 +72,9 @@ def to_huggingface_config(
   }
   if labels:
     if LABELS in heads:
+      several = MULTI_LABEL if multi_label else _SINGLE_LABEL
       is_one = len(labels) == 1
-      content["problem_type"] = _REGRESSION if is_one else _SINGLE_LABEL
+      content["problem_type"] = _REGRESSION if is_one else several
     content["id2label"] = {str(i): label for i, label in enumerate(labels)}
     content["label2id"] = dict(zip(labels, range(len(labels)), strict=True))
   return content
@@ -118,12 +121,12 @@ class ReadConfig(NamedTuple):
         f"{source}: has a classifier, but {CONFIG_FILE} names an architecture "
         "without one"
       )
-    kind = _SINGLE_LABEL if outputs > 1 else _REGRESSION
-    if head is LABELS and self.problem_type not in (None, kind):
+    kinds = [_SINGLE_LABEL, MULTI_LABEL] if outputs > 1 else [_REGRESSION]
+    if head is LABELS and self.problem_type not in (None, *kinds):
       raise DataError(
         f"{source}: problem_type is {self.problem_type!r} in {CONFIG_FILE}, "
-        f"with {outputs} outputs; known here are {_SINGLE_LABEL} (one of "
-        f"several labels) and {_REGRESSION} (one output)"
+        f"with {outputs} outputs; known here are {_SINGLE_LABEL} and "
+        f"{MULTI_LABEL} (several labels) and {_REGRESSION} (one output)"
       )
     if self.labels is not None and len(self.labels) != outputs:
       raise DataError(

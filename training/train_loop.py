@@ -56,6 +56,8 @@ class Job:
   evaluate: evaluation.Evaluator | None = None
   # Gives lines about the files that it wrote; on all ranks.
   predict: Callable[[tf.Session, Watchdog], list] | None = None
+  # Takes the results of the weights that the run ends with; on all ranks.
+  evaluated: Callable[[dict], None] | None = None
   # Adds to a training's folder; on rank 0, after the weights are restored.
   begin: Callable[[], None] | None = None
   labels: list[str] | None = None  # of a classifier's rows, as they stand

@@ -245,4 +245,6 @@ def _conclude(run: train_loop.Run, training: dict | None, step: int) -> tuple:
       step = best
     if evaluate:  # does nothing if that was evaluated before
       results = evaluate(session, step, None, watchdog, log=False)
+  if results and run.job.evaluated:
+    run.job.evaluated(results)
   return results, run.job.predict(session, watchdog) if run.job.predict else []

@@ -12,10 +12,11 @@ from common import settings
 from config.exchange_config import AllreduceConfig
 from config.optimizers import OptimizerConfig
 from config.precision import LossScaleConfig
-from finetuning import classification, finetune, ner, squad
+from finetuning import classification, finetune, multi_label, ner, squad
 from gradients.distributed import Comm
 
 WORDS = [f"w{i}" for i in range(10)]
+COLOURS = ["blue", "green", "red"]
 
 
 def write_sentences(path, count, seed):
@@ -26,6 +27,18 @@ def write_sentences(path, count, seed):
     words = list(rng.choice(WORDS, rng.integers(1, 12)))
     words.insert(rng.integers(len(words) + 1), ("bad", "good")[number % 2])
     lines.append(f"{' '.join(words)}\t{number % 2}")
+  path.write_text("\n".join(lines) + "\n")
+  return str(path)
+
+
+def write_sets(path, count, seed):
+  """Sentences of 1 to 9 words, whose labels are the colours in them, if any."""
+  rng, lines = np.random.default_rng(seed), []
+  for _ in range(count):
+    colours = [name for name in COLOURS if rng.random() < 0.4]
+    words = rng.permutation([*rng.choice(WORDS, rng.integers(1, 7)), *colours])
+    row = {"sentence": " ".join(words), "label": colours}
+    lines.append(json.dumps(row))
   path.write_text("\n".join(lines) + "\n")
   return str(path)
 
@@ -92,7 +105,7 @@ def _settings(config_file, vocab_file, output_dir, changes):
 def classifier(config_file, vocab_file, output_dir, **changes):
   """The task of a small run that learns to find "good"."""
   settings = _settings(config_file, vocab_file, output_dir, changes)
-  return classification.Classification(
+  return multi_label.task_of(
     classification.ClassifierConfig(**{**settings, **changes})
   )
 
@@ -110,8 +123,14 @@ def ner_task(config_file, vocab_file, output_dir, **changes):
   return ner.Ner(ner.NerConfig(**{**settings, "doc_stride": 16, **changes}))
 
 
+def multi_label_task(*files, **changes):
+  """The task of a small run that learns to find colours."""
+  return classifier(*files, **{"multi_label": True, **changes})
+
+
 _TASKS = {
   "classify": (classifier, write_sentences, "tsv", 64, 20),
+  "choose": (multi_label_task, write_sets, "jsonl", 64, 20),
   "answer": (squad_task, write_questions, "json", 16, 4),
   "label": (ner_task, write_words, "txt", 64, 20),
 }

@@ -49,7 +49,7 @@ def facts(tmp_path_factory):
     }
   }
   for kind, task in (
-    (CLASSIFIER, "classify"), (SQUAD, "answer"), (NER, "label")
+    (CLASSIFIER, "choose"), (SQUAD, "answer"), (NER, "label")
   ):  # fmt: skip
     make = finetuning_runs.maker(task, folder, vocabulary)
     content = make(folder / task).task_content()

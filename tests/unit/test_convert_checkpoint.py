@@ -534,7 +534,7 @@ REFUSED = [
   ({"id2label": {"0": "a", "1": "a"}}, "two labels of one name"),
 ]
 CLASSIFIERS_REFUSED = [
-  (3, {"problem_type": "multi_label_classification"}, "is 'multi_label_cl"),
+  (1, {"problem_type": "multi_label_classification"}, "with 1 outputs"),
   (1, {"problem_type": "single_label_classification"}, "with 1 outputs"),
   (3, {"id2label": {"0": "a", "1": "b"}}, "names 2 labels, .* has 3 outputs"),
   (3, {"architectures": ["BertForMaskedLM"]}, "an architecture without one"),

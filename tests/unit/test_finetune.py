@@ -12,13 +12,22 @@ import numpy as np
 import pytest
 import runs
 import samples
+from sklearn.metrics import f1_score
 
 from checkpoints import checkpoint_files, description, metrics
 from common.errors import UserError
 from common.files import file_sha256
 from common.tensorflow_v1 import tf
 from config.optimizers import OptimizerConfig
-from finetuning import classification, ner, packed, squad, task_file
+from finetuning import (
+  classification,
+  multi_label,
+  ner,
+  packed,
+  squad,
+  tables,
+  task_file,
+)
 from interop import run_settings
 
 run = finetuning_runs.run
@@ -40,7 +49,9 @@ def task_fixture(name):
   return make
 
 
-classify, answer, label = map(task_fixture, ("classify", "answer", "label"))
+classify, answer, label, choose = map(
+  task_fixture, ("classify", "answer", "label", "choose")
+)
 
 
 # Of the runs that several tests go on from.
@@ -133,7 +144,7 @@ def finished(tmp_path, config_file, letters):
 
 @pytest.mark.parametrize(
   "task, count",
-  [(CLASSIFIER, 7), (SQUAD, 8), (NER, 8)],
+  [(CLASSIFIER, 8), (SQUAD, 8), (NER, 8)],
   ids=["classify", "squad", "ner"],
 )
 def test_flags_that_are_not_given_are_the_models(
@@ -283,6 +294,9 @@ CONTRADICTIONS = [
   (CLASSIFIER | {"max_seq_length": "9"}, {}, "json: .* max_seq_length is '9'"),
   (CLASSIFIER | {"columns": CLASSIFIER["columns"] | {"label": "words"}},
    RESUME, "labels 0,1 -> a,b: its"),
+  (CLASSIFIER, {"multi_label": True}, "--multi_label false -> true: its mod"),
+  (CLASSIFIER | {"multi_label": True, "metrics": ["f1_micro"]},
+   {"multi_label": False}, "--multi_label true -> false: its model"),
   (SQUAD, {"max_seq_length": 32}, "task squad -> classifier"),
   ({}, {"max_seq_length": 32, "vocab_file": "vocab.txt"},
    "task pretraining -> classifier"),
@@ -377,7 +391,9 @@ def test_squad_2(tmp_path, answer):
   assert all((predictions[q] == "") == (odds[q] > 0.0) for q in odds)
 
 
-@pytest.mark.parametrize("name", [slow("classify"), "answer", "label"])
+@pytest.mark.parametrize(
+  "name", [slow("classify"), "answer", "label", "choose"]
+)
 def test_packed_equals_unpacked(tmp_path, request, trained, name):
   make, out = request.getfixturevalue(name), trained(name, tmp_path / "out")
   found = {}
@@ -447,7 +463,7 @@ def test_rows_of_labels_of_words_go_by_their_names(
   np.testing.assert_allclose(*bias, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", [slow("classify"), "label"])
+@pytest.mark.parametrize("name", [slow("classify"), "label", "choose"])
 def test_one_big_batch_equals_micro_batches(tmp_path, request, name):
   """Though those of labels have different numbers of words."""
   make, losses = request.getfixturevalue(name), {}
@@ -461,7 +477,9 @@ def test_one_big_batch_equals_micro_batches(tmp_path, request, name):
   assert len(losses[4]) > 4
 
 
-@pytest.mark.parametrize("name", ["classify", slow("label"), slow("answer")])
+@pytest.mark.parametrize(
+  "name", ["classify", "choose", slow("label"), slow("answer")]
+)
 def test_resumed_equals_never_stopped(tmp_path, request, trained, name):
   make = request.getfixturevalue(name)
   whole, part = tmp_path / "whole", tmp_path / "part"
@@ -570,7 +588,7 @@ MODES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["classify", "answer", "label"])
+@pytest.mark.parametrize("name", ["classify", "answer", "label", "choose"])
 def test_modes_train_the_same(tmp_path, request, name):
   make = request.getfixturevalue(name)
   run(make(tmp_path / "plain", num_train_epochs=1.0))
@@ -600,6 +618,36 @@ def test_regression(tmp_path, classify, capfd):
   assert set(runs.metrics(tmp_path / "out", "accuracy")) == {None}
   line = f"evaluating on training data: 1 of 1 files, such as {path}"
   assert line in capfd.readouterr().err
+
+
+def test_a_folder_keeps_its_threshold(tmp_path, choose, trained):
+  """The best evaluation's, for predictions and on files of other labels."""
+  out = trained("choose", tmp_path / "out")
+  best = runs.read_json(out, "eval_results.json")
+  task, labels = runs.read_json(out, "task.json"), finetuning_runs.COLOURS
+  threshold = task["label_threshold"]
+  assert threshold == best["label_threshold"] != 0.5
+  assert best["f1_micro"] > 0.5  # or this tests nothing
+  path, predicted = out / classification.PREDICTIONS_FILE, []
+  for row in tables.read_table(str(path)):
+    names = [n for n in labels if float(row.values[n]) > threshold]
+    assert row.values["prediction"] == ",".join(names)
+    predicted.append([int(n in names) for n in labels])
+  made = choose(tmp_path / "x", do_eval=True)
+  targets = np.array([e.targets for e in made.evaluation_set.examples])
+  for average in ("micro", "macro", "samples"):
+    score = f1_score(targets, predicted, average=average, zero_division=0.0)
+    assert best[f"f1_{average}"] == pytest.approx(score)
+  written = path.read_bytes()
+  other = finetuning_runs.write_sets(tmp_path / "c.jsonl", 30, 3)
+  config = from_flags(
+    classification.ClassifierConfig, output_dir=str(out), do_predict=True,
+    predict_file=str(tmp_path / "b.jsonl"), do_eval=True, eval_file=other,
+    xla="off",
+  )  # fmt: skip
+  found = run(multi_label.task_of(config))["evaluation"]
+  assert found["label_threshold"] == threshold
+  assert path.read_bytes() == written
 
 
 def test_a_head_that_was_never_trained_does_not_predict(

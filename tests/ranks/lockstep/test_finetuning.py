@@ -18,6 +18,9 @@ KINDS = {
   finetuning_runs.classifier: (
     finetuning_runs.write_sentences, "tsv", (61, 1, 21), "predictions.tsv"
   ),
+  finetuning_runs.multi_label_task: (
+    finetuning_runs.write_sets, "jsonl", (61, 1, 21), "predictions.tsv"
+  ),
   finetuning_runs.squad_task: (
     finetuning_runs.write_questions, "json", (15, 1, 5), "predictions.json"
   ),
@@ -34,7 +37,7 @@ SLOW = (finetuning_runs.squad_task, finetuning_runs.ner_task)
     pytest.param(kind, marks=[pytest.mark.slow] * (kind in SLOW))
     for kind in KINDS
   ],
-  ids=["classifier", "squad", "ner"],
+  ids=["classifier", "multi_label", "squad", "ner"],
 )
 def test_two_ranks_equal_one(comm, at_root, tmp_path, make):
   config, vocab = str(tmp_path / "config.json"), str(tmp_path / "vocab.txt")
