@@ -21,7 +21,11 @@ import dataclasses
 import filecmp
 import os
 
-from checkpoints import checkpoint_weights, huggingface_folder
+from checkpoints import (
+  checkpoint_weights,
+  huggingface_folder,
+  sentence_folder,
+)
 from common.console import indented
 from common.errors import UserError
 from common.model_files import TASK_FILE
@@ -56,8 +60,8 @@ class ConversionSettings(model_source.Given):
     "huggingface.", choices=(HUGGINGFACE, TENSORFLOW, SAVED_MODEL))
   signatures: tuple[str, ...] = setting((),
     "Signatures to write with --to=saved_model: encoder, masked_lm, "
-    "next_sentence, classifier, span, token_classifier. Default: all that the "
-    "checkpoint has.")
+    "next_sentence, classifier, span, token_classifier, embedding. Default: "
+    "all that the checkpoint has.")
   precision: str = setting("fp32",
     "Type of the matrix multiplications with --to=saved_model. Weights, inputs "
     "and outputs stay as they are.", choices=TYPES)
@@ -159,7 +163,8 @@ def convert(settings: ConversionSettings) -> list[str]:
   """Converts; returns lines for people: what was converted, and the files."""
   if not settings.input:
     raise UserError("nothing to convert is named: give a run folder")
-  from_huggingface = huggingface_folder.is_folder(settings.input[0])
+  folder = sentence_folder.encoder_of(settings.input[0])
+  from_huggingface = huggingface_folder.is_folder(folder)
   to = settings.to or (TENSORFLOW if from_huggingface else HUGGINGFACE)
   if to != HUGGINGFACE and (settings.license != "unknown" or settings.language):
     raise UserError(f"--license and --language are for --to={HUGGINGFACE}")

@@ -2,6 +2,7 @@
 
 import os
 
+from checkpoints import sentence_folder
 from common.errors import DataError
 from common.model_files import CONFIG_FILE, TASK_FILE
 from model import huggingface_config, huggingface_weights, tasks, weights
@@ -38,6 +39,10 @@ def read_task(folder: str, saved: dict) -> tuple[dict, list[str]]:
       f"{folder}: keys of {huggingface_config.CONFIG_FILE} are not known, and "
       f"have no effect here: {', '.join(known.left_out)}"
     )
+  positions = known.config.max_position_embeddings
+  embedder, lines = sentence_folder.read_task(folder, positions)
+  in_files |= embedder
+  notes += lines
   for head in tasks.LABELLED:
     if head.bias not in shapes:
       continue

@@ -11,7 +11,7 @@ from checkpoints import checkpoint_files, description, metrics
 from checkpoints.description import Description
 from common import files
 from finetuning.classification import DEFAULT_THRESHOLD
-from model.tasks import HEADS, MASKED_LM
+from model.tasks import EMBEDDER, EMBEDDING, HEADS, MASKED_LM, SIDES
 
 CARD_FILE = "README.md"
 # What follows "For" in an architecture -> the Hub's name of what it does.
@@ -41,6 +41,15 @@ inputs = tokenizer("a question", "its paragraph", return_tensors="pt")
 scores = model(**inputs)
 start, end = scores.start_logits.argmax(), scores.end_logits.argmax()
 print(tokenizer.decode(inputs["input_ids"][0, start : end + 1]))
+```"""
+# The gaps are the name of each side's prompt, if it has one, and a similarity.
+_USE_FOR_VECTORS = """```python
+from sentence_transformers import SentenceTransformer, util
+
+model = SentenceTransformer(".")  # this folder
+queries = model.encode(["a question"]{})
+documents = model.encode(["a text", "another text"]{})
+print(util.{}(queries, documents))
 ```"""
 _TRAIN_ON = "To train it on with Perseus-BERT: `--init_checkpoint=THIS_FOLDER`."
 # A word's label is that of its first token.
@@ -85,8 +94,12 @@ def write(
   architecture = config["architectures"][0]
   _, _, use = architecture.partition("For")
   pipeline = _PIPELINES.get(use, "feature-extraction")
+  library, usage = "transformers", _usage(pipeline, task, mask)
+  if task.get("task") == EMBEDDER:
+    library, pipeline = "sentence-transformers", EMBEDDING.pipeline
+    usage = _use_for_vectors(task)
   header = {
-    "library_name": "transformers", "license": licence,
+    "library_name": library, "license": licence,
     "language": list(languages), "pipeline_tag": pipeline,
     "mask_token": mask if pipeline == "fill-mask" else "",
     "tags": [config["model_type"], "perseus-bert"],
@@ -106,10 +119,19 @@ def write(
   if task.get("labels"):
     lines.append(f"Labels: {', '.join(map(_cell, task['labels']))}.")
     lines += _of_sets(task)
+  if library != "transformers":
+    lines.append(_vectors(task, config["hidden_size"]))
   if licence == "unknown":
     lines += ["", "The licence is not stated: set `license` above."]
-  lines += ["", "## Use", "", _usage(pipeline, task, mask), "", _TRAIN_ON]
-  # All below comes from the run's files, if the weights still lie beside them.
+  lines += ["", "## Use", "", usage, "", _TRAIN_ON]
+  lines += _tables(inputs)
+  card = "\n".join(lines) + "\n"
+  files.write(path, card.encode(errors="backslashreplace"))
+
+
+def _tables(inputs: Sequence[str]) -> list[str]:
+  """What the run's files say, if the weights still lie beside them."""
+  lines: list[str] = []
   about = description.read(os.path.dirname(inputs[0]))
   run = about.start_of(checkpoint_files.step_of(inputs[0]))
   for title, rows in (
@@ -125,8 +147,7 @@ def write(
         table.append(f"| {name} | {_cell(value, key)} |")
     table = ["| | |", "|---|---|", *table] if table else [_UNKNOWN]
     lines += ["", f"## {title}", "", *table]
-  card = "\n".join(lines) + "\n"
-  files.write(path, card.encode(errors="backslashreplace"))
+  return lines
 
 
 def _of_sets(task: dict) -> list[str]:
@@ -147,6 +168,31 @@ def _usage(pipeline: str, task: dict, mask: str) -> str:
   if task.get("multi_label"):
     options = _OPTIONS_OF_SETS
   return _USE.format(pipeline, options, text)
+
+
+def _use_for_vectors(task: dict) -> str:
+  prompts = task.get("prompts", {})
+  names = [f', prompt_name="{s}"' if prompts.get(s) else "" for s in SIDES]
+  is_dot = task.get("similarity") == "dot"
+  return _USE_FOR_VECTORS.format(*names, "dot_score" if is_dot else "cos_sim")
+
+
+def _vectors(task: dict, width: int) -> str:
+  """How an embedder's texts become vectors, in a line or two."""
+  lines = [f"A text's vector has {width} numbers, the last layer's "]
+  lines.append("mean" if task.get("pooling") != "cls" else "output at [CLS]")
+  if task.get("normalize"):
+    lines.append(", of length 1")
+  if task.get("matryoshka_dims"):
+    dims = ", ".join(map(str, task["matryoshka_dims"]))
+    lines.append(f"; trained to be of use cut to its first {dims} numbers, too")
+  lines.append(f". Vectors are compared by {task.get('similarity', 'cosine')}")
+  for side, prompt in task.get("prompts", {}).items():
+    if prompt:
+      lines.append(f"; before a {side} stands {_cell(repr(prompt))}")
+  if task.get("query_length"):
+    lines.append(f"; queries were of {task['query_length']} tokens at most")
+  return "".join(lines) + "."
 
 
 def _data(about: Description, run: dict) -> Iterator[tuple]:

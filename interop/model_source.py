@@ -15,6 +15,7 @@ from checkpoints import (
   checkpoint_files,
   description,
   huggingface_folder,
+  sentence_folder,
 )
 from checkpoints.description import Description
 from checkpoints.metrics import BEST_BY, BestBy, best_evaluation
@@ -214,7 +215,8 @@ def find_vocabulary(task: dict, named: dict, folder: str) -> dict[str, str]:
 
 def locate(model: str) -> Located:
   """Finds the checkpoint or export that a name means; reads its folder."""
-  path, chosen, folder = model, "", model
+  path = folder = model = sentence_folder.encoder_of(model)
+  chosen = ""
   if is_export(model):
     chosen, folder = "exported", os.path.join(model, EXTRA_FOLDER)
   elif huggingface_folder.is_folder(model):

@@ -6,7 +6,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from checkpoints import agreement, checkpoint_files, description
+from checkpoints import (
+  agreement,
+  checkpoint_files,
+  description,
+  sentence_folder,
+)
 from common import files, input_files, json_files
 from common.errors import UserError
 from common.files import new_folder
@@ -136,6 +141,9 @@ def write_folder(
       for file, content in model.vocabulary.items():
         files.write(os.path.join(aside, file), content)
       write_tokenizer(aside, encoder, model.task, bert)
+    if model.task["task"] == tasks.EMBEDDER:
+      length = model.source.max_seq_length
+      sentence_folder.write(aside, model.task, bert.hidden_size, length)
   return [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
 
 

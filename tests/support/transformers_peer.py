@@ -3,7 +3,7 @@
 It says "ready", then reads a JSON list of jobs a line and answers each line
 with "done" or, with its errors on stderr, "failed". A job is ["make", FOLDER,
 CLASS, CONFIG, SEED, NOISE], ["run", FOLDER, CLASS, BATCH.npz, OUTPUTS.npz],
-["encode", FOLDER, IDS.json] or
+["encode", FOLDER, IDS.json], ["embed", FOLDER, TEXTS.json, VECTORS.json] or
 ["tokenize", FOLDER, TEXTS.json, IDS.json]. A batch with labels gives gradients,
 too, under "gradient:" and the tensor's name.
 The fixture `peer` runs it; it imports nothing of this project.
@@ -98,6 +98,27 @@ def encode(folder, ids_file):
     # A folder of version 5's, or RoBERTa's words without a space before them.
     result["words"] = repr(e)
   with open(ids_file, "w", encoding="utf-8") as f:
+    json.dump(result, f)
+
+
+def embed(folder, texts_file, vectors_file):
+  """Writes each side's vectors of a folder of sentence-transformers.
+
+  And the folder as this version writes it; nothing without the library.
+  """
+  try:
+    import sentence_transformers
+  except ImportError:
+    return
+  model = sentence_transformers.SentenceTransformer(folder, device="cpu")
+  with open(texts_file, encoding="utf-8") as f:
+    texts = json.load(f)
+  result = {"version": sentence_transformers.__version__}
+  for side in ("query", "document"):
+    known = {"prompt_name": side} if model.prompts.get(side) else {}
+    result[side] = model.encode(texts, **known).tolist()
+  model.save(folder + ".saved")
+  with open(vectors_file, "w", encoding="utf-8") as f:
     json.dump(result, f)
 
 
