@@ -126,7 +126,7 @@ def training(
     source=source,
     batches=batches,
     summarize=_means,
-    headline=lambda report: f"{console.shown(report['accuracy'], '.1%')} right",
+    headline=_headline,
     positions=rows * source.tokens,
     flops={"records": model_flops.total(matmuls)},
     vote=StopVote(comm),
@@ -154,6 +154,11 @@ def training_step(
   return optimization.train_ops(
     config, plan, comm, gradients, sums, loss_scale, state, micro
   )
+
+
+def _headline(report: dict) -> str:
+  right = report["accuracy"]
+  return "" if right is None else f"{right:.1%} right"
 
 
 def _means(sums: dict) -> dict:

@@ -82,9 +82,8 @@ class GroupSource(PackedRecords):
       # A group takes as much of each row as of its fullest one.
       of_rows = np.bincount(row_of, sizes, self.rows_of_record)
       lengths.append(int(of_rows.max()))
-    super().__init__(
-      path, groups, lengths, config, max(lengths, default=0), cut
-    )
+    most = max([2 * config.max_seq_length, *lengths])
+    super().__init__(path, groups, lengths, config, most, cut)
     self.texts = max(map(len, sizes_of))
     self.slots *= self.texts
     self._columns = self._laid_out(layouts)

@@ -91,7 +91,8 @@ def embedding_postprocessor(
   The input is float [B, S, H], the result policy.attention [B, S, H]. Without
   `position_ids`, int [B, S], every row has 0 to S - 1. Position 0 has row
   `position_offset` of the table. `norm` may be None.
-  ValueError if token_type_ids are missing or S > max_position_embeddings.
+  ValueError if token_type_ids are missing, or S > max_position_embeddings
+  without `position_ids`, whose examples are not longer.
   """
   batch_size, seq_length, width = get_shape_list(input_tensor, expected_rank=3)
   initializer = create_initializer(initializer_range)
@@ -111,11 +112,15 @@ def embedding_postprocessor(
     output += tf.reshape(type_output, [batch_size, seq_length, width])
   if use_position_embeddings:
     # A length known only when the graph runs is checked by the slice itself.
-    if isinstance(seq_length, int) and seq_length > max_position_embeddings:
+    most = max_position_embeddings
+    is_long = isinstance(seq_length, int) and seq_length > most
+    if is_long and position_ids is None:
       raise ValueError(
         f"The sequence length {seq_length} is greater than "
-        f"max_position_embeddings {max_position_embeddings}"
+        f"max_position_embeddings {most}"
       )
+    if is_long:  # a row of several examples; what fills it up has no position
+      position_ids = tf.minimum(position_ids, most - 1)
     rows = position_offset + max_position_embeddings
     position_table = table(position_embedding_name, [rows, width])
     if position_ids is None:  # [S, H], the same for all B

@@ -12,7 +12,14 @@ from common import settings
 from config.exchange_config import AllreduceConfig
 from config.optimizers import OptimizerConfig
 from config.precision import LossScaleConfig
-from finetuning import classification, finetune, multi_label, ner, squad
+from finetuning import (
+  classification,
+  embedding,
+  finetune,
+  multi_label,
+  ner,
+  squad,
+)
 from gradients.distributed import Comm
 
 WORDS = [f"w{i}" for i in range(10)]
@@ -80,6 +87,21 @@ def write_words(path, count, seed):
   return str(path)
 
 
+def write_pairs(path, count, seed):
+  """Pairs that share a word; texts occur again, and some have negatives."""
+  rng = np.random.default_rng(seed)
+  with open(path, "w") as file:
+    for number in range(count):
+      anchor, *others = rng.choice(WORDS, 4)
+      row = {"anchor": f"{anchor} {number % 7}", "positive": f"{anchor} w"}
+      row["negative"] = [*others[: number % 3]]
+      # The other text has that word, or not.
+      row["score"] = number % 2
+      row["other"] = f"{(others[0], anchor)[number % 2]} w"
+      file.write(json.dumps(row) + "\n")
+  return str(path)
+
+
 def _settings(config_file, vocab_file, output_dir, changes):
   bert = modeling.BertConfig.from_json_file(config_file)
   bert.hidden_dropout_prob = changes.pop("dropout", 0.0)
@@ -128,7 +150,16 @@ def multi_label_task(*files, **changes):
   return classifier(*files, **{"multi_label": True, **changes})
 
 
+def embedder(config_file, vocab_file, output_dir, **changes):
+  """The task of a small run that learns which texts share a word."""
+  settings = _settings(config_file, vocab_file, output_dir, changes)
+  return embedding.Embedding(
+    embedding.EmbedderConfig(**{**settings, **changes})
+  )
+
+
 _TASKS = {
+  "embed": (embedder, write_pairs, "jsonl", 64, 20),
   "classify": (classifier, write_sentences, "tsv", 64, 20),
   "choose": (multi_label_task, write_sets, "jsonl", 64, 20),
   "answer": (squad_task, write_questions, "json", 16, 4),

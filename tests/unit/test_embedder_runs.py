@@ -1,0 +1,192 @@
+"""Trainings of run_embedder.py: one update, however it is cut."""
+
+import json
+
+import finetuning_runs
+import numpy as np
+import pytest
+import runs
+
+from checkpoints import metrics
+from common.errors import UserError
+from training import train_loop
+
+run = finetuning_runs.run
+slow = lambda *values: pytest.param(*values, marks=pytest.mark.slow)
+NEGATIVES = {"negative_columns": ("negative",)}
+DROPOUT = {"dropout": 0.1}
+
+
+@pytest.fixture
+def embed(tmp_path, letters):
+  """(folder, **changes) -> a task of pairs, some of them held out."""
+  return finetuning_runs.maker("embed", tmp_path, letters)
+
+
+def assert_alike(folders):
+  """The runs have the same losses, norms and weights."""
+  first, *others = folders
+  assert len(runs.metrics(first)) == 8
+  for other in others:
+    for key in ("loss", "accuracy", "grad_norm"):
+      want = runs.metrics(first, key)
+      np.testing.assert_allclose(runs.metrics(other, key), want, rtol=2e-5)
+    got = runs.weights(other)
+    for name, value in runs.weights(first).items():
+      np.testing.assert_allclose(got[name], value, atol=2e-5, err_msg=name)
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {**NEGATIVES, "both_directions": True},
+    slow({"matryoshka_dims": ("4", "32"), "pooling": "cls"}),
+    slow({"query_prompt": "ab ", "include_prompt": False, **NEGATIVES}),
+  ],
+)
+def test_micro_batches_and_packing_change_nothing(embed, tmp_path, changes):
+  folders = []
+  # Rows of one group have no other shape in a micro-batch of 5 or 16.
+  for micro, packed in ((16, 1), (5, 1), (2, 1)):
+    folders.append(tmp_path / f"{micro}")
+    task = embed(
+      folders[-1], global_batch_size=16, train_batch_size=micro,
+      examples_per_record=packed, **changes,
+    )  # fmt: skip
+    run(task)
+  assert_alike(folders)
+
+
+def test_packed_groups_have_the_vectors_of_single_ones(embed, tmp_path):
+  """One update of all groups, in rows of one group or of several."""
+  losses = []
+  for packed in (1, 32):
+    folder = tmp_path / str(packed)
+    task = embed(
+      folder, train_batch_size=64, examples_per_record=packed,
+      num_train_epochs=1.0, **NEGATIVES,
+    )  # fmt: skip
+    assert (len(task.training_set) < 40) == (packed > 1)
+    run(task)
+    losses.append((runs.metrics(folder), runs.metrics(folder, "grad_norm")))
+  np.testing.assert_allclose(*losses, rtol=1e-5)
+
+
+@pytest.mark.parametrize("changes", [DROPOUT, slow({**DROPOUT, **NEGATIVES})])
+def test_the_second_pass_has_the_dropout_of_the_first(embed, tmp_path, changes):
+  """An update of one micro-batch, in one pass and, compiled, in two."""
+  folders = [tmp_path / mode for mode in ("off", "step")]
+  for folder in folders:
+    run(embed(folder, xla=folder.name, examples_per_record=1, **changes))
+  assert_alike(folders)
+
+
+@pytest.mark.parametrize("call", [2, 4, slow(6)])
+def test_killed_in_any_pass_equals_never_killed(
+  embed, tmp_path, monkeypatch, call
+):
+  """Update 4 ends in its first pass, between the passes, or in the second."""
+  settings = {
+    "global_batch_size": 16, "train_batch_size": 6, "save_checkpoints_steps": 3,
+    "examples_per_record": 1, **DROPOUT,
+  }  # fmt: skip
+  whole, part = tmp_path / "whole", tmp_path / "part"
+  run(embed(whole, **settings))
+  calls = train_loop.optimization.TrainOps.calls
+  updates = []
+
+  def killed(ops, micro_batches):
+    updates.append(calls(ops, micro_batches))
+    assert len(updates[0]) == 2 * 3 + 1
+    cut = [*updates[-1][:call], "no tensor"]
+    return cut if len(updates) == 4 else updates[-1]
+
+  with monkeypatch.context() as patched, pytest.raises(ValueError):
+    patched.setattr(train_loop.optimization.TrainOps, "calls", killed)
+    run(embed(part, **settings))
+  assert runs.read_json(part, "model.ckpt-3.json")
+  run(embed(part, **settings))
+  runs.assert_equal(runs.weights(part), runs.weights(whole))
+  assert runs.metrics(part) == runs.metrics(whole)
+
+
+@pytest.mark.parametrize(
+  "changes, best",
+  [
+    ({}, "ndcg_at_10"),
+    (
+      {
+        "score_column": "score",
+        "text_pair_column": "other",
+        "matryoshka_dims": ("8",),
+      },
+      "spearman",
+    ),
+    slow({"simcse": True, **DROPOUT}, "ndcg_at_10"),
+  ],
+)
+def test_it_learns_evaluates_and_embeds(embed, tmp_path, changes, best):
+  folder = tmp_path / "out"
+  task = embed(
+    folder, num_train_epochs=12.0, do_eval=True, do_predict=True,
+    eval_every_epochs=4.0, learning_rate=3e-3, **changes,
+  )  # fmt: skip
+  result = run(task)["evaluation"]
+  losses = runs.metrics(folder)
+  assert losses[-1] < losses[0]
+  evaluations = metrics.read_jsonl(str(folder / metrics.EVAL_METRICS_FILE))
+  assert result[best] == max(one[best] for one in evaluations) > 0
+  vectors = np.load(folder / "vectors.npy")
+  np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-5)
+  saved = json.loads((folder / "task.json").read_text())
+  assert saved["pooling"] == "mean" and saved["normalize"]
+
+
+# What is wrong with a line of the pairs -> the error.
+BAD_ROWS = [
+  ({"positive": ""}, {}, "line 3 has \"\" where 'positive' should be"),
+  ({"positive": None}, {}, "line 3 has null where 'positive' should be"),
+  ({"score": float("nan")}, {"score_column": "score"}, "line 3 has NaN"),
+  ({"score": "x"}, {"score_column": "score"}, "'x', not a finite number"),
+  ({"negative": [1]}, NEGATIVES, "line 3 has \\[1\\] where 'negative'"),
+  ({}, {"text_column": "q"}, "has no 'q'.*by --text_column"),
+  ({}, {"negative_columns": ("n",)}, "has no 'n'.*by --negative_columns"),
+]
+
+
+@pytest.mark.parametrize("wrong, changes, message", BAD_ROWS)
+def test_a_bad_row_is_named(embed, tmp_path, wrong, changes, message):
+  task = embed(tmp_path / "out", **changes)
+  path = tmp_path / "a.jsonl"
+  lines = path.read_text().splitlines()
+  lines[2] = json.dumps({**json.loads(lines[2]), **wrong})
+  path.write_text("\n".join(lines))
+  with pytest.raises(UserError, match=message):
+    run(task)
+
+
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    ({"matryoshka_dims": ("33",)}, "33 is not a number of 1 to 32"),
+    ({"matryoshka_dims": ("x",)}, "x is not a number"),
+    ({"query_length": 65}, "must be 4 to --max_seq_length=64"),
+    ({"max_seq_length": 4096}, "max_position_embeddings"),
+    ({"simcse": True, "score_column": "s"}, "--score_column"),
+    ({"temperature": 0.0}, "--temperature=0.0: must be 0.005"),
+  ],
+)
+def test_a_bad_setting_is_refused(embed, tmp_path, changes, message):
+  with pytest.raises(UserError, match=message):
+    embed(tmp_path / "out", **changes)
+
+
+def test_a_positive_equal_to_its_anchor_is_left_out(embed, tmp_path, capsys):
+  path = tmp_path / "a.jsonl"
+  task = embed(tmp_path / "out")
+  with open(path, "a") as file:
+    file.write(json.dumps({"anchor": "w", "positive": "w"}) + "\n")
+  assert len(task.training_set.examples) == 64
+  (line, other) = task.lines()
+  assert "columns negative are not read" in line
+  assert "1 row left out" in other and "first line 65" in other
