@@ -4,6 +4,7 @@
   python predict.py runs/first 'it rained . ||| so we stayed in .'
   python predict.py runs/classifier 'a charming film' --json
   python predict.py runs/squad --question='who?' --context='it was me .'
+  python predict.py runs/embedder --nearest_in=articles.txt 'who was it?'
   python predict.py runs/ner 'Ada Lovelace lived in London.'
   python predict.py served/first/1 --input=lines.txt
 
@@ -29,7 +30,7 @@ from common.errors import DataError, UserError
 from common.settings import in_group, run_with, setting
 from corpus import text_files
 from finetuning.behaviour import Input
-from interop import model_source, predictions
+from interop import embedding, model_source, predictions
 
 _input, _output = in_group("Input"), in_group("Output")
 _AT_ONCE = 64  # inputs that are read before their predictions are shown
@@ -46,10 +47,15 @@ class PredictSettings:
     "Question to answer, by a model that answers questions.")
   context: str | None = _input(None,
     "Paragraph that may answer --question.")
+  nearest_in: str | None = _input(None,
+    "File with a text on each line. The answer is the nearest --top_k of "
+    "these, by the vectors of an embedder or of any encoder.",
+    excludes=("question", "embedding"))
   max_seq_length: int | None = _input(None,
     "Tokens of one text at most; the end of a longer one is not read. Default: "
     "as in training, or the longest that the model can read.")
-  top_k: int = _output(5, "Words or answers to show at most.", low=1)
+  top_k: int = _output(5,
+    "Words, answers or nearest texts to show at most.", low=1)
   json: bool = _output(False, "Write JSON lines with all numbers.")
   embedding: str | None = _output(None,
     "Show the text as a vector, whatever the model is for. mean: the mean of "
@@ -110,16 +116,14 @@ def main(settings: PredictSettings, name: str, *texts: str) -> None:
         f"{text} is a file: give --input={text} to read a text on each of its "
         "lines (or the name itself on standard input)"
       )
-  if settings.input not in (None, "-") and not os.path.exists(settings.input):
-    raise UserError(f"--input={settings.input}: there is no such file")
+  for flag, path in (
+    ("input", settings.input), ("nearest_in", settings.nearest_in),
+  ):  # fmt: skip
+    if path not in (None, "-") and not os.path.exists(path):
+      raise UserError(f"--{flag}={path}: there is no such file")
   signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # ends as `| head` does
   source = model_source.find(name, settings.parts)
-  from interop import inference  # it loads TensorFlow
-
-  model = inference.open_model(source)
-  predictor = predictions.Predictor(
-    model, source, settings.top_k, settings.embedding, settings.max_seq_length
-  )
+  predictor = open_predictor(source, settings)
   notes = source.lines()
   if not settings.max_seq_length and "max_seq_length" not in source.task:
     notes.append(
@@ -138,7 +142,29 @@ def main(settings: PredictSettings, name: str, *texts: str) -> None:
   while group := list(itertools.islice(inputs, at_once)):
     for answer, lines in predictor.predict(group):
       print(*([json.dumps(answer)] if settings.json else lines), sep="\n")
-  model.close()
+  predictor.close()
+
+
+def open_predictor(source: model_source.Source, settings: PredictSettings):
+  """A `Predictor`, or for --nearest_in what answers like one."""
+  if settings.nearest_in:
+    path, texts = settings.nearest_in, {}
+    for number, line in enumerate(_lines(path, path), 1):
+      if line.strip():
+        texts[number] = line.strip()
+    if not texts:
+      raise UserError(f"--nearest_in={path}: there is no text in it")
+    embedder = embedding.open_source(source, settings.max_seq_length)
+    return embedding.NearestTexts(embedder, texts, settings.top_k)
+  from interop import inference  # it loads TensorFlow
+
+  return predictions.Predictor(
+    inference.open_model(source),
+    source,
+    settings.top_k,
+    settings.embedding,
+    settings.max_seq_length,
+  )
 
 
 if __name__ == "__main__":

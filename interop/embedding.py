@@ -1,20 +1,31 @@
 """Texts to vectors, by any model: an embedder, or a plain encoder's mean."""
 
 import dataclasses
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from common.console import tell
 from common.errors import UserError
 from finetuning import task_file
-from finetuning.behaviour import INPUTS, Context
+from finetuning.behaviour import INPUTS, Context, Input
 from finetuning.windows import encode_pair
 from interop.heads import BEHAVIOURS
 from interop.model_source import NOTHING_GIVEN, Given, Source, find
-from model.tasks import DOCUMENT, EMBEDDER, EMBEDDING, QUERY, SIDES
+from interop.predictions import Prediction
+from model.tasks import (
+  DOCUMENT,
+  EMBEDDER,
+  EMBEDDING,
+  QUERY,
+  SIDES,
+  SIMILARITIES,
+)
+from retrieval import nearest
 
 _TOKENS = 4096  # of a run of the graph, with padding
+_WIDTH = 100  # characters of a text that is shown
 
 
 class Embedder:
@@ -80,6 +91,33 @@ class Embedder:
     self._model.close()
 
 
+class NearestTexts:
+  """Answers texts by the nearest of others, as a `Predictor` does."""
+
+  def __init__(self, embedder: Embedder, texts: Mapping[int, str], top_k: int):
+    """`texts`: those to find, by the number that an answer has for each."""
+    self._embedder, self._top_k, self._texts = embedder, top_k, [*texts.items()]
+    self._vectors = embedder.embed([*texts.values()], DOCUMENT)
+    self.parse = BEHAVIOURS[EMBEDDING.signature].parse
+    self.close = embedder.close
+
+  def predict(self, inputs: Sequence[Input]) -> list[Prediction]:
+    """The nearest texts for each input, the nearest first."""
+    queries = self._embedder.embed([one.text for one in inputs], QUERY)
+    is_cosine = self._embedder.similarity == SIMILARITIES[0]
+    results = nearest.top_k(queries, self._vectors, self._top_k, is_cosine)
+    predictions = []
+    for one, scores, numbers in zip(inputs, *results, strict=True):
+      answers, lines = [], [one.text]
+      for score, number in zip(scores.tolist(), numbers, strict=True):
+        line, text = self._texts[number]
+        answers.append({"line": line, "similarity": score, "text": text})
+        lines.append(f"  {score:.3f}  {textwrap.shorten(text, _WIDTH)}")
+      answer = {"text": one.text, "nearest": answers}
+      predictions.append(Prediction(answer, lines))
+    return predictions
+
+
 def open_embedder(
   path: str,
   flags: Given = NOTHING_GIVEN,
@@ -90,12 +128,16 @@ def open_embedder(
   That is a run folder of run_embedder.py, a folder of sentence-transformers, a
   SavedModel of one, or any other encoder, whose tokens' mean is the vector.
   """
-  source = find(path, flags)
+  return open_source(find(path, flags), max_seq_length)
+
+
+def open_source(source: Source, max_seq_length: int | None = None) -> Embedder:
+  """`open_embedder` of a model that is found."""
   if source.task["task"] != EMBEDDER:
     if source.is_export:
       raise UserError(
-        f"{path}: this SavedModel is not of an embedder: name the run folder, "
-        "or export a model that run_embedder.py trained"
+        f"{source.path}: this SavedModel is of no embedder: name the model "
+        "that it was made of, or export one of run_embedder.py"
       )
     task = {**source.task, "task": EMBEDDER}
     source = dataclasses.replace(source, task=task)

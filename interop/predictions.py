@@ -56,6 +56,9 @@ class Predictor:
       self._only = last
       last.check(self._context)
 
+  def close(self) -> None:
+    self._model.close()
+
   def parse(self, line: str) -> Input:
     """Reads a line as `Behaviour.parse`."""
     return (self._only or BEHAVIOURS[ENCODER]).parse(line)

@@ -11,10 +11,11 @@ import pytest
 import trained
 from samples import TINY
 
+import predict
 from checkpoints import checkpoint_weights
-from common.errors import DataError
+from common.errors import DataError, UserError
 from finetuning import windows
-from interop import embedding, model_source
+from interop import embedding, inference, model_source
 from model import tasks, weights
 from text_encoders.wordpiece import WordPieceEncoder
 
@@ -85,6 +86,65 @@ def test_a_side_has_its_prompt_length_and_pooling(
       np.testing.assert_allclose(vector, want, atol=2e-6)
   assert embedder.cut and capsys.readouterr().err.count("lose their end") == 1
   embedder.close()
+
+
+def test_the_nearest_texts_of_a_file(make, tmp_path, capsys):
+  folder, prefix = make()
+  export = str(tmp_path / "export")
+  source = model_source.find(str(folder))
+  model = inference.open_checkpoint(source)
+  inference.export(model, source, export)
+  texts = tmp_path / "texts.txt"
+  texts.write_text("c d e\n\na b c\n" + "d " * 300 + "\n")
+  answers = []
+  for name in (str(folder), prefix, export):
+    settings = predict.PredictSettings(
+      nearest_in=str(texts), top_k=2, json=True
+    )
+    predict.main(settings, name, "a b", "d d")
+    lines = capsys.readouterr().out.splitlines()
+    answers.append([json.loads(line) for line in lines])
+  assert answers[0] == answers[1] == answers[2] and len(answers[0]) == 2
+  embedder = embedding.open_embedder(export)
+  documents = embedder.embed(["c d e", "a b c", "d " * 300])
+  for answer, query in zip(answers[0], ("a b", "d d"), strict=True):
+    similar = documents @ embedder.embed([query], "query")[0]
+    order = np.argsort(-similar)[:2]
+    assert [one["line"] for one in answer["nearest"]] == [
+      (1, 3, 4)[number] for number in order
+    ]
+    got = [one["similarity"] for one in answer["nearest"]]
+    np.testing.assert_allclose(got, similar[order], atol=1e-6)
+  settings = predict.PredictSettings(nearest_in=str(texts))
+  predict.main(settings, export, "a b")
+  first, *found = capsys.readouterr().out.splitlines()
+  assert first == "a b" and len(found) == 3
+  assert any(line.endswith("[...]") for line in found)
+
+
+@pytest.mark.parametrize(
+  "content, wrong",
+  [(None, "there is no such file"), ("\n \n", "there is no text in it")],
+)
+def test_no_texts_to_find(make, tmp_path, content, wrong):
+  folder, _ = make()
+  texts = tmp_path / "texts.txt"
+  if content:
+    texts.write_text(content)
+  settings = predict.PredictSettings(nearest_in=str(texts))
+  with pytest.raises(UserError, match=f"--nearest_in={texts}: {wrong}"):
+    predict.main(settings, str(folder), "a")
+
+
+def test_an_export_of_another_model_has_no_vectors(make, tmp_path):
+  folder, _ = make("ner")
+  source = model_source.find(str(folder))
+  model = inference.open_checkpoint(source)
+  inference.export(model, source, str(tmp_path / "export"))
+  with pytest.raises(UserError, match="is of no embedder: name the model"):
+    embedding.open_embedder(str(tmp_path / "export"))
+  embedder = embedding.open_embedder(str(folder))
+  assert embedder.embed(["a"]).shape == (1, TINY["hidden_size"])
 
 
 # Folders of sentence-transformers -----------------------------------------
