@@ -15,6 +15,7 @@ from corpus import text_files
 
 CORPUS_FILE, QUERIES_FILE = "corpus.jsonl", "queries.jsonl"
 _COLUMNS = ["query-id", "corpus-id", "score"]
+ID = "_id"
 _ID = (str, int)
 _DOCUMENT = {"_id": _ID, "title?": (str, None), "text": (str, None)}
 _QUERY = {"_id": _ID, "text": str}
@@ -42,8 +43,13 @@ def documents(folder: str) -> Iterator[tuple[str, str]]:
   lines: dict[str, int] = {}
   for line, value in _objects(path, _DOCUMENT):
     name = _once(value, line, path, lines)
-    parts = value.get("title") or "", value["text"] or ""
-    yield name, text_files.only_text(" ".join(parts).strip())
+    yield name, text_of(value)
+
+
+def text_of(document: dict) -> str:
+  """Title and text of a line of the corpus."""
+  parts = document.get("title") or "", document["text"] or ""
+  return text_files.only_text(" ".join(parts).strip())
 
 
 def read(folder: str, split: str = "test") -> Collection:
@@ -59,7 +65,9 @@ def read(folder: str, split: str = "test") -> Collection:
   for line, value in _objects(path, _QUERY):
     name = _once(value, line, path, lines)
     queries[name] = text_files.only_text(value["text"].strip())
-  path = _qrels_file(folder, split)
+  path = os.path.join(folder, "qrels", f"{split}.tsv")
+  if not stores.at(path).is_file():
+    raise DataError(f"{path}: no such file: --split names one of that folder")
   qrels: dict[str, dict[str, int]] = {}
   for line, query, document, gain in _judgments(path):
     judged = qrels.setdefault(query, {})
@@ -98,28 +106,12 @@ def _objects(path: str, form: dict) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _once(value: dict, line: int, path: str, lines: dict[str, int]) -> str:
   """The id of an object; DataError if an earlier line has it."""
-  name = str(value["_id"])
+  name = str(value[ID])
   before = lines.setdefault(name, line)
   where = f"{path}: line {line}"
   if before != line:
     raise DataError(f"{where}: the _id {name!r} is that of line {before}, too")
   return name
-
-
-def _qrels_file(folder: str, split: str) -> str:
-  """The file of a split; DataError names those that there are."""
-  path = os.path.join(folder, "qrels", f"{split}.tsv")
-  if not stores.at(path).is_file():
-    pattern = os.path.join(folder, "qrels", "*.tsv")
-    files = sorted(stores.at(pattern).matches())
-    splits = []
-    for file in files:
-      splits.append(os.path.basename(file).removesuffix(".tsv"))
-    raise DataError(
-      f"{path}: no such file; --split names one of {folder}/qrels "
-      f"({', '.join(splits) or 'there is none'})"
-    )
-  return path
 
 
 def _judgments(path: str) -> Iterator[tuple[int, str, str, int]]:

@@ -1,14 +1,18 @@
 """Search by words, by the library bm25s: what vectors should be better than."""
 
+import logging
+
+import numpy as np
+
 from common.errors import UserError
 from retrieval import measures
 from retrieval.beir import Collection
 
 INSTALL = "install it by .venv/bin/pip install -r requirements/search.txt"
-# Words of two letters or more, as bm25s has them; Chinese, Japanese and Korean
-# put no spaces between words, so there a word is a character.
+# Chinese, Japanese and Korean put no spaces between words, so there a word is a
+# character.
 _NO_SPACES = "[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"
-_WORD = rf"(?u){_NO_SPACES}|(?:(?!{_NO_SPACES})\w){{2,}}"
+_WORD = rf"(?u){_NO_SPACES}|(?:(?!{_NO_SPACES})\w)+"
 
 
 def run(collection: Collection, k: int = measures.DEPTH + 1) -> measures.Run:
@@ -24,6 +28,7 @@ def run(collection: Collection, k: int = measures.DEPTH + 1) -> measures.Run:
     raise UserError(
       f"BM25 is of bm25s, which is not here ({e}): {INSTALL}"
     ) from e
+  logging.getLogger("bm25s").setLevel(logging.WARNING)
   stem = Stemmer.Stemmer("english")
 
   def words(texts):
@@ -33,7 +38,9 @@ def run(collection: Collection, k: int = measures.DEPTH + 1) -> measures.Run:
     )  # fmt: skip
 
   search = bm25s.BM25()
-  search.index(words(collection.documents.values()), show_progress=False)
+  # Of documents without a word the mean length is 0.
+  with np.errstate(invalid="ignore"):
+    search.index(words(collection.documents.values()), show_progress=False)
   numbers, scores = search.retrieve(
     words(collection.queries.values()),
     k=min(k, len(collection.documents)),

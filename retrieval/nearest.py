@@ -7,9 +7,10 @@ from common.errors import DataError
 # Documents whose similarities to some queries are in memory at once, and the
 # number of those queries: 64 MB of float32.
 _DOCUMENTS, _QUERIES = 16_384, 1_024
-# A matrix product is of whole multiples of this size, the rest zeros: in a part
-# of a BLAS library's tile numbers may be added in another order.
-_TILE = 64
+# A matrix product is of whole multiples of these, the rest zeros: at the edge
+# of a BLAS library's tiles, and in small products, numbers may be added in
+# another order.
+_DOCUMENT_TILE, _QUERY_TILE = 1_024, 16
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
@@ -35,42 +36,51 @@ def top_k(
   depend on `block`. DataError for a vector that is not finite.
   """
   k = min(k, len(documents))
-  queries = _prepared(queries, 0, "query", cosine)
+  queries, lengths = _checked(queries, 0, "query")
+  if cosine:
+    queries = queries / lengths[:, np.newaxis]
   scores = np.full([len(queries), k], -np.inf, np.float32)
   numbers = np.full([len(queries), k], len(documents), np.int64)
   for start in range(0, len(documents), block):
-    part = documents[start : start + block]
-    part = _prepared(part, start, "document", cosine)
+    part, lengths = _checked(
+      documents[start : start + block], start, "document"
+    )
     for first in range(0, len(queries), _QUERIES):
       rows = slice(first, first + _QUERIES)
       similar = _product(queries[rows], part)
+      if cosine:
+        similar /= lengths
       scores[rows], numbers[rows] = _merged(
         scores[rows], numbers[rows], similar, start
       )
   return scores, numbers
 
 
-def _prepared(vectors, start: int, what: str, cosine: bool) -> np.ndarray:
-  """Float32 vectors; `start` is the number of the first, for an error."""
+def _checked(vectors, start: int, what: str) -> tuple[np.ndarray, np.ndarray]:
+  """Float32 vectors and their lengths; `start` numbers the first, for errors.
+
+  The length of zeros is 1.
+  """
   vectors = np.asarray(vectors, np.float32)
-  finite = np.isfinite(vectors).all(axis=1)
-  if not finite.all():
-    number = start + int(np.argmin(finite))
+  lengths = np.sqrt(np.einsum("nd,nd->n", vectors, vectors))
+  if not np.isfinite(lengths).all():
+    number = start + int(np.argmin(np.isfinite(lengths)))
     raise DataError(
       f"the vector of {what} {number}, counted from 0, is not finite: embed "
       "the texts again"
     )
-  return unit(vectors) if cosine else vectors
+  lengths[lengths == 0] = 1
+  return vectors, lengths
 
 
 def _product(queries: np.ndarray, documents: np.ndarray) -> np.ndarray:
   """Dot products [q, n], each the same whatever stands beside it."""
-  product = _padded(queries) @ _padded(documents).T
+  product = _padded(queries, _QUERY_TILE) @ _padded(documents, _DOCUMENT_TILE).T
   return product[: len(queries), : len(documents)]
 
 
-def _padded(vectors: np.ndarray) -> np.ndarray:
-  missing = -len(vectors) % _TILE
+def _padded(vectors: np.ndarray, tile: int) -> np.ndarray:
+  missing = -len(vectors) % tile
   if not missing:
     return vectors
   zeros = np.zeros([missing, vectors.shape[1]], np.float32)

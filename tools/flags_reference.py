@@ -20,6 +20,8 @@ COMMANDS = {
   "python -m tools.run_tasks": "tools.run_tasks.Settings",
   "predict.py": "predict.PredictSettings",
   "python -m tools.evaluate_grammar": "tools.evaluate_grammar.Settings",
+  "python -m tools.embed": "tools.embed.EmbedSettings",
+  "python -m tools.search": "tools.search.SearchSettings",
   "convert_checkpoint.py": "convert_checkpoint.ConversionSettings",
   "python -m tools.quickstart": "tools.quickstart.Settings",
   "python -m tools.prepare_corpus": "tools.prepare_corpus.CorpusSettings",

@@ -1,0 +1,91 @@
+"""The texts of a file, each with an id, in an order that numbers them."""
+
+import array
+import math
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from common.input_files import Format
+from corpus import documents, text_files
+from corpus.documents import DocumentFormat
+from corpus.text_files import Piece, TextFormat
+from retrieval import beir
+
+_BEIR = DocumentFormat(TextFormat(text_field="text"), beir.ID)
+_LINES = (Format.TEXT, Format.JSON_LINES)
+_PIECE_BYTES = 256 << 10
+_END = "\0"  # of an id: text holds no NUL
+
+
+class Texts(NamedTuple):
+  """Files of texts, in pieces that can be read alone."""
+
+  pieces: list[Piece]
+  form: DocumentFormat
+
+  def read(self) -> Iterator[tuple[str, str]]:
+    """(id, text) of each; DataError names a bad line.
+
+    A line of plain text is a text, but for empty ones, and so is a record or
+    a row, whose text may be empty. An id is the value of the column of ids, or
+    FILE:N, the text's first byte or row.
+    """
+    form = self.form
+    for piece in self.pieces:
+      if piece.format is Format.TEXT:
+        for offset, line in text_files.offset_lines(piece, form.text):
+          if line:
+            yield f"{piece.path}:{offset}", line
+      elif form == _BEIR:
+        for offset, record in text_files.records(piece, form.text):
+          name = record.get(beir.ID, f"{piece.path}:{offset}")
+          yield str(name), beir.text_of(record)
+      else:
+        for document in documents.read_documents([piece], form):
+          yield document.id, "\n".join(document.lines)
+
+
+def find(files: str, text_field: str, id_field: str) -> Texts:
+  """The texts of files, names and globs, or of a folder of BEIR's form.
+
+  DataError for a file without the columns.
+  """
+  form = DocumentFormat(TextFormat(text_field=text_field), id_field)
+  if beir.is_folder(files):
+    files, form = os.path.join(files, beir.CORPUS_FILE), _BEIR
+  pieces: list[Piece] = []
+  sources = documents.expand_patterns(files)
+  for piece in documents.split_into_pieces(sources, form):
+    # Lines may be cut anywhere; a model takes long for what is read at once.
+    step = _PIECE_BYTES if piece.format in _LINES else piece.end
+    start = piece.start
+    while start + step < piece.end < math.inf:
+      pieces.append(piece._replace(start=start, end=start + step))
+      start += int(step)
+    pieces.append(piece._replace(start=start))
+  return Texts(pieces, form)
+
+
+class OnDisk:
+  """Texts by number, in a temporary file: memory holds 8 bytes of each."""
+
+  def __init__(self, texts: Iterable[tuple[str, str]]):
+    self._file, self._offsets = tempfile.TemporaryFile(), array.array("q", [0])
+    for name, text in texts:
+      self._file.write(f"{name}{_END}{text}".encode())
+      self._offsets.append(self._file.tell())
+
+  def __len__(self) -> int:
+    return len(self._offsets) - 1
+
+  def __getitem__(self, number: int) -> tuple[str, str]:
+    """(id, text)."""
+    start, end = self._offsets[number : number + 2]
+    self._file.seek(start)
+    name, _, text = self._file.read(end - start).decode().partition(_END)
+    return name, text
+
+  def text(self, number: int) -> str:
+    return self[number][1]

@@ -1,0 +1,220 @@
+"""tools.embed and tools.search by a tiny model."""
+
+import io
+import json
+import sys
+
+import numpy as np
+import pytest
+import test_retrieval
+import trained
+
+from common.errors import DataError, UserError
+from interop import embedding
+from retrieval import beir, index, nearest, texts
+from tools import embed, search
+from workers import work_dir
+
+TEXTS = ["a b c", "c d e " * 9, "b", "e e d", "c c a b", "d", "a b c d"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, letters):
+  """An embedder of random weights, a classifier of pairs, files of TEXTS."""
+  path = tmp_path_factory.mktemp("search")
+  trained.write_model(path / "model", "embedder", letters)
+  trained.write_model(path / "pairs", "classifier", letters)
+  task = json.loads((path / "pairs/task.json").read_text())
+  task["columns"]["text_pair"] = "second"
+  (path / "pairs/task.json").write_text(json.dumps(task))
+  (path / "t.txt").write_text("\n\n".join(TEXTS))
+  lines = [json.dumps({"id": f"n{n}", "body": t}) for n, t in enumerate(TEXTS)]
+  (path / "t.jsonl").write_text("\n".join(lines))
+  rows = "".join(f"{n}\t{text}\n" for n, text in enumerate(TEXTS))
+  (path / "t.tsv").write_text("id\ttext\n" + rows)
+  (path / "beir").mkdir()
+  corpus = [
+    {"_id": f"n{n}", "title": t[:2], "text": t[2:]} for n, t in enumerate(TEXTS)
+  ]
+  queries = [{"_id": "q1", "text": "b"}, {"_id": "n5", "text": "a b d"}]
+  qrels = test_retrieval.HEADER + "q1\tn2\t1\nn5\tn6\t2\n"
+  test_retrieval.write(path / "beir", corpus, queries, qrels)
+  return path
+
+
+@pytest.fixture(scope="module")
+def expected(folder):
+  """The vectors of TEXTS, float32 [n, d]."""
+  return embedding.open_embedder(str(folder / "model")).embed(TEXTS)
+
+
+def make_vectors(folder, name, file, **flags):
+  """Embeds a file by `tools.embed`; the lines that it prints."""
+  settings = embed.EmbedSettings(
+    input=str(folder / file), output=str(folder / name), **flags
+  )
+  return embed.embed(settings, str(folder / "model"), work_dir.alone())
+
+
+@pytest.mark.parametrize(
+  "file, flags",
+  [
+    ("t.txt", {}),
+    ("t.jsonl", {"text_field": "body"}),
+    ("t.tsv", {"dtype": "float16"}),
+    ("beir", {}),
+  ],
+)
+def test_vectors_are_those_of_the_texts(
+  folder, expected, monkeypatch, file, flags
+):
+  monkeypatch.setattr(embed, "_CHUNK", 3)
+  monkeypatch.setattr(texts, "_PIECE_BYTES", 20)
+  if file == "beir":  # "a b c" has the title "a ": joined by a space
+    expected = embedding.open_embedder(str(folder / "model")).embed(
+      [*dict(beir.documents(str(folder / "beir"))).values()]
+    )
+  lines = make_vectors(folder, "v.npy", file, **flags)
+  assert lines == [f"{folder}/v.npy: the vectors of 7 texts"]
+  vectors = np.load(folder / "v.npy")
+  assert vectors.dtype == flags.get("dtype", "float32")
+  np.testing.assert_allclose(vectors, expected, atol=2e-3)
+  assert not (folder / "v.npy.unfinished").exists() or not any(
+    (folder / "v.npy.unfinished").rglob("*.npz")
+  )
+
+
+def test_parquet_has_ids_and_empty_texts_are_counted(folder, expected):
+  parquet = pytest.importorskip("pyarrow.parquet")
+  empty = '{"id": 7, "body": ""}\n'
+  (folder / "e.jsonl").write_text(empty + (folder / "t.jsonl").read_text())
+  lines = make_vectors(folder, "v.parquet", "e.jsonl", text_field="body")
+  assert lines[1] == "of these 1 text without words"
+  table = parquet.read_table(folder / "v.parquet").to_pydict()
+  assert table["id"] == ["7", *(f"n{n}" for n in range(7))]
+  np.testing.assert_allclose(table["embedding"][1:], expected, atol=1e-5)
+  with pytest.raises(UserError, match=r"name it \*.npy or \*.parquet"):
+    make_vectors(folder, "v.txt", "t.txt")
+  with pytest.raises(
+    DataError, match="--text_field=text: .*t.jsonl|t.jsonl: l"
+  ):
+    make_vectors(folder, "v.npy", "t.jsonl")
+
+
+def settings_of(folder, documents="t.txt", **flags):
+  return search.SearchSettings(documents=str(folder / documents), **flags)
+
+
+def found(capsys, folder, **flags):
+  """[(id, score) of each result] of a search by flags."""
+  search.main(settings_of(folder, json=True, **flags), str(folder / "model"))
+  lines = capsys.readouterr().out.splitlines()
+  return [
+    [(one["id"], one["score"]) for one in json.loads(line)["results"]]
+    for line in lines
+  ]
+
+
+def test_a_search_finds_the_nearest(folder, expected, capsys, monkeypatch):
+  embedder = embedding.open_embedder(str(folder / "model"))
+  scores, numbers = nearest.top_k(
+    embedder.embed(["a b d", "e"], "query"), expected, 3
+  )
+  best = [
+    [(str(n), pytest.approx(s, abs=1e-5)) for n, s in zip(*row, strict=True)]
+    for row in zip(numbers, scores, strict=True)
+  ]
+  stdin = io.TextIOWrapper(io.BytesIO(b"a b d\n\ne\n"))
+  monkeypatch.setattr(sys, "stdin", stdin)
+  np.save(folder / "given.npy", expected.astype(np.float16))
+  (folder / "q.txt").write_text("a b d\ne\n")
+  flags = dict(documents="t.tsv", top_k=3)
+  assert found(capsys, folder, **flags) == best
+  queries = str(folder / "q.txt")
+  assert found(capsys, folder, queries=queries, **flags) == best
+  assert found(capsys, folder, query="e", **flags) == best[1:]
+  close = found(
+    capsys, folder, query="e", vectors=str(folder / "given.npy"), **flags
+  )
+  assert [n for n, _ in close[0]] == [n for n, _ in best[1]]
+  # What people read has the texts.
+  search.main(settings_of(folder, query="e", top_k=1), str(folder / "model"))
+  assert "\n  1. 0." in capsys.readouterr().out
+
+
+def test_a_reranker_orders_the_first(folder, capsys):
+  rerank = dict(rerank=str(folder / "pairs"), rerank_depth=4)
+  plain = found(capsys, folder, query="a b", top_k=4)[0]
+  (new,) = found(capsys, folder, query="a b", top_k=6, **rerank)
+  assert {n for n, _ in new[:4]} == {n for n, _ in plain}
+  values = [score for _, score in new]
+  assert values == sorted(values, reverse=True)
+  assert all(0 < value < 1 for value in values[:4]) and values[4] < 0
+  (other,) = found(
+    capsys, folder, query="a b", top_k=4, rerank_label="no", **rerank
+  )
+  assert other != new[:4]
+
+
+def test_a_folder_is_evaluated(folder, capsys):
+  flags = dict(documents="beir", evaluate=True, json=True, bm25=False)
+  model = str(folder / "model")
+  search.main(settings_of(folder, **flags), model)
+  results = json.loads(capsys.readouterr().out)[model]
+  assert results["recall@100"] == 1 and 0 < results["ndcg@10"] <= 1
+  flags["rerank"] = str(folder / "pairs")
+  search.main(settings_of(folder, **flags), model)
+  assert json.loads(capsys.readouterr().out) != {model: results}
+  pytest.importorskip("bm25s")
+  search.main(settings_of(folder, documents="beir", evaluate=True), model)
+  title, header, words, vectors = capsys.readouterr().out.splitlines()
+  assert title.endswith("beir: 2 queries of test, 7 documents")
+  assert header.split() == ["ndcg@10", "mrr@10", "recall@100", "map@100"]
+  assert words.endswith("BM25") and vectors.endswith(model)
+
+
+@pytest.mark.parametrize(
+  "flags, message",
+  [
+    ({"vectors": "few.npy"}, "few.npy: float32 of the shape \\(3, 32\\), but"),
+    ({"vectors": "thin.npy"}, "thin.npy: float32 of the shape \\(7, 2\\), but"),
+    ({"vectors": "t.txt"}, "t.txt: no array, but --documents and"),
+    ({"rerank": "model"}, "--rerank=.*model: reads no pairs .embedder.: name"),
+    (
+      {"rerank": "pairs", "rerank_label": "x"},
+      "its labels are no, yes, who knows, not x: n",
+    ),
+    ({"query": " "}, "--query: it is empty"),
+    ({"evaluate": True, "documents": "no"}, "No such file.*no/corpus.js"),
+  ],
+)
+def test_what_does_not_fit_is_a_line(folder, expected, flags, message):
+  np.save(folder / "few.npy", expected[:3])
+  np.save(folder / "thin.npy", expected[:, :2])
+  for name in {"vectors", "rerank"} & set(flags):
+    flags = {**flags, name: str(folder / flags[name])}
+  flags = flags if "evaluate" in flags else {"query": "a", **flags}
+  with pytest.raises((UserError, OSError), match=message):
+    search.main(settings_of(folder, **flags), str(folder / "model"))
+
+
+def test_an_index_is_made_once_and_finds_the_nearest(tmp_path):
+  pytest.importorskip("faiss", reason="pip install -r requirements/search.txt")
+  random = np.random.default_rng(0)
+  vectors = random.normal(size=[2000, 16]).astype(np.float32)
+  path, size = str(tmp_path / "i"), (2000, 16)
+  found = []
+  for make in (lambda: vectors, None):  # the second time it is there
+    opened = index.opened(path, size, True, make)
+    found.append(opened.search(vectors[:50], 30))
+  np.testing.assert_array_equal(found[0][1], found[1][1])
+  exact, numbers = nearest.top_k(vectors[:50], vectors, 30)
+  np.testing.assert_allclose(found[0][0][:, 0], exact[:, 0], atol=2e-3)
+  pairs = zip(found[0][1], numbers, strict=True)
+  shared = np.mean([np.isin(*row).mean() for row in pairs])
+  assert shared > 0.98
+  with pytest.raises(DataError, match=r"\(2000, 16\), .* \(9, 16\): remove"):
+    index.opened(path, (9, 16), True, None)
+  (tmp_path / "i").write_text("text")
+  with pytest.raises(DataError, match="no index of faiss"):
+    index.opened(path, size, True, None)

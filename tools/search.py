@@ -1,0 +1,250 @@
+"""Finds the texts of a file that answer a question, by vectors of a model.
+
+  python -m tools.search runs/embedder --documents=a.jsonl --query='who fell?'
+  python -m tools.search runs/embedder --documents=a.jsonl --vectors=a.npy
+  python -m tools.search runs/embedder --documents=scifact --evaluate
+  python -m tools.search runs/embedder --documents=scifact --evaluate \\
+    --rerank=runs/classifier_of_pairs
+
+MODEL is what tools.embed takes. Without --query or --queries each line of
+standard input is a query. --evaluate measures the model by a folder of BEIR's
+form, beside BM25, which knows words only.
+"""
+
+import dataclasses
+import itertools
+import json
+import signal
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+
+from common import input_files, json_files
+from common.console import Progress, tell
+from common.errors import DataError, UserError
+from common.settings import in_group, run_with, setting
+from corpus import text_files
+from interop import model_source, predictions
+from model.tasks import DOCUMENT, QUERY
+from retrieval import beir, bm25, index, measures, nearest, texts
+from tools import embed
+
+_AT_ONCE = 64  # queries of a file that are searched together
+_SHOWN = 300  # characters of a text
+_query, _search, _value = map(in_group, ("Query", "Search", "Evaluation"))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SearchSettings(embed.ModelSettings):
+  """What to search, and how; the names are the flags'."""
+
+  # fmt: off
+  documents: str = setting(help=
+    "Files with the texts to search, names and globs, or a folder of BEIR's "
+    "form.")
+  query: str | None = _query(None, "Text to find answers to.",
+    excludes=("queries", "evaluate"))
+  queries: str | None = _query(None,
+    "Files with queries, in the forms of --documents.", excludes=("evaluate",))
+  top_k: int = _search(5, "Texts to show of each query.", low=1)
+  json: bool = _search(False, "Write JSON lines, with the whole texts.")
+  vectors: str | None = _search(None,
+    "File *.npy that tools.embed made of --documents. Default: they are "
+    "embedded now.")
+  index: str | None = _search(None,
+    "File of an index for approximate search among millions of texts, made if "
+    "it is not there. Default: the search is exact.")
+  rerank: str | None = _search(None,
+    "Classifier or regression of pairs, of run_classifier.py, that reads the "
+    "query with each of the --rerank_depth best texts and orders these.")
+  rerank_depth: int = _search(50, "Texts that --rerank orders.", low=1)
+  rerank_label: str | None = _search(None,
+    "The label of --rerank whose probability is a text's score. Default: the "
+    "last one.", needs="rerank")
+  evaluate: bool = _value(False,
+    "Measure the search by the judgments of a folder of BEIR's form.")
+  split: str = _value("test", "File of judgments: qrels/SPLIT.tsv.")
+  bm25: bool = _value(True, "Measure BM25, too.")
+  # fmt: on
+
+
+class Reranker:
+  """Orders texts by a model that reads each together with the query."""
+
+  def __init__(self, settings: SearchSettings):
+    name = str(settings.rerank)
+    task = model_source.find(name).task
+    labels = task.get("labels") or [""]
+    label = settings.rerank_label or labels[-1]
+    columns = task.get("columns") or {}
+    problem = f"reads no pairs ({task['task']})"
+    if task["task"] == "classifier" and columns.get("text_pair", True):
+      problem = f"its labels are {', '.join(labels)}, not {label}"
+    if label not in labels or problem.startswith("reads"):
+      raise UserError(
+        f"--rerank={name}: {problem}: name a classifier or regression of pairs "
+        "of run_classifier.py, and its --rerank_label"
+      )
+    self._label = labels.index(label) - len(labels)
+    self._predictor = predictions.load(name)
+
+  def order(self, query: str, candidates: list[str]) -> np.ndarray:
+    """float32 [n]: a score of each text."""
+    scores = []
+    # An empty text is no text of a pair for the model.
+    pairs = [(query, text or ".") for text in candidates]
+    for answer in self._predictor.answers(pairs):
+      shares = answer.get("probabilities")
+      value = [*shares.values()][self._label] if shares else answer["value"]
+      scores.append(value)
+    return np.array(scores, np.float32)
+
+
+class Search:
+  """A model, and documents with their vectors or their index."""
+
+  def __init__(
+    self, settings: SearchSettings, model: str, documents: texts.OnDisk
+  ):
+    self._documents, self._depth = documents, settings.rerank_depth
+    self._reranker = Reranker(settings) if settings.rerank else None
+    self._embedder = settings.open(model)
+    self._cosine = self._embedder.similarity != "dot"
+    size = len(documents), self._embedder.size
+
+    def vectors() -> np.ndarray:
+      if settings.vectors:
+        return _read_vectors(settings.vectors, size)
+      items = map(documents.text, range(len(documents)))
+      return embed.vectors_of(self._embedder, items, len(documents), DOCUMENT)
+
+    self._index: index.Index | None = None
+    if settings.index:
+      self._index = index.opened(settings.index, size, self._cosine, vectors)
+    else:
+      self._vectors = vectors()
+
+  def find(self, queries: list[str], k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Scores, float32 [q, k], and documents' numbers, the best first."""
+    most = max(k, self._depth if self._reranker else 0)
+    vectors = self._embedder.embed(queries, QUERY)
+    if self._index:
+      scores, numbers = self._index.search(vectors, most)
+    else:
+      scores, numbers = nearest.top_k(
+        vectors, self._vectors, most, self._cosine
+      )
+    if self._reranker:
+      with Progress("re-ranking", len(queries), "queries") as bar:
+        for row, query in enumerate(queries):
+          self._rerank(self._reranker, query, scores[row], numbers[row])
+          bar.at(row + 1)
+    return scores[:, :k], numbers[:, :k]
+
+  def _rerank(
+    self, model: Reranker, query: str, scores: np.ndarray, numbers: np.ndarray
+  ) -> None:
+    """Orders the first candidates, in place; others stay behind these."""
+    first = numbers[: self._depth]
+    candidates = [*map(self._documents.text, first)]
+    new = model.order(query, candidates)
+    order = np.argsort(-new, kind="stable")
+    scores[: len(first)], numbers[: len(first)] = new[order], first[order]
+    rest = scores[len(first) :]
+    rest[:] = new.min() - 1 - np.arange(len(rest))
+
+
+def _read_vectors(path: str, size: tuple[int, int]) -> np.ndarray:
+  """The vectors of a file, which stay there; DataError for other ones."""
+  input_files.expect_plain([path])
+  problem = "no array"
+  try:
+    vectors = np.load(path, mmap_mode="r")
+    problem = f"{vectors.dtype} of the shape {vectors.shape}"
+  except ValueError:
+    vectors = np.empty(0)
+  if vectors.shape != size or vectors.dtype.kind != "f":
+    raise DataError(
+      f"{path}: {problem}, but --documents and the model have floats of the "
+      f"shape {size}: make it by tools.embed, of these"
+    )
+  return vectors
+
+
+def evaluate(settings: SearchSettings, model: str) -> list[str]:
+  """The lines of a table: a row for each kind of search."""
+  collection = beir.read(settings.documents, settings.split)
+  rows: dict[str, measures.Results] = {}
+  if settings.bm25:
+    rows["BM25"] = measures.evaluate(collection.qrels, bm25.run(collection))
+  search = Search(settings, model, texts.OnDisk(collection.documents.items()))
+  queries = [*collection.queries.values()]
+  best = search.find(queries, measures.DEPTH + 1)
+  run = measures.run_of(collection, *best)
+  title = f"{model}, then {settings.rerank}" if settings.rerank else model
+  rows[title] = measures.evaluate(collection.qrels, run)
+  if settings.json:
+    return [json.dumps(rows)]
+  lines = [
+    f"{settings.documents}: {len(queries):,} queries of "
+    f"{settings.split}, {len(collection.documents):,} documents",
+    "".join(f"{name:>12}" for name in rows[title]),
+  ]
+  for name, results in rows.items():
+    values = [f"{value:12.4f}" for value in results.values()]
+    lines.append("".join(values) + f"  {name}")
+  return lines
+
+
+def _read_queries(settings: SearchSettings) -> Iterator[str]:
+  """The queries of a flag, a file, or the lines of standard input."""
+  if settings.query is not None:
+    yield settings.query
+  elif settings.queries:
+    for _, text in settings.texts(settings.queries).read():
+      yield text
+  else:
+    if sys.stdin.isatty():
+      tell("type a query and Enter; Ctrl-D ends")
+    for line in text_files.utf8_lines(sys.stdin.buffer, "standard input"):
+      if line.strip():
+        yield line.strip()
+
+
+def _answer_lines(settings, query: str, answers: list[dict]) -> list[str]:
+  if settings.json:
+    return [json_files.text({"query": query, "results": answers})]
+  lines = [query]
+  for rank, answer in enumerate(answers, 1):
+    text = " ".join(answer["text"].split())
+    shown = text[:_SHOWN] + "..." * (len(text) > _SHOWN)
+    lines.append(f"{rank:3}. {answer['score']:.4f}  {answer['id']}: {shown}")
+  return lines
+
+
+def main(settings: SearchSettings, model: str) -> None:
+  """Searches, or measures the search."""
+  signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # ends as `| head` does
+  if settings.evaluate:
+    print(*evaluate(settings, model), sep="\n")
+    return
+  if settings.query is not None and not settings.query.strip():
+    raise UserError("--query: it is empty")
+  queries = _read_queries(settings)
+  documents = texts.OnDisk(settings.texts(settings.documents).read())
+  search = Search(settings, model, documents)
+  # Who types waits for each answer.
+  is_typed = not (settings.query or settings.queries) and sys.stdin.isatty()
+  while batch := [*itertools.islice(queries, 1 if is_typed else _AT_ONCE)]:
+    best = zip(batch, *search.find(batch, settings.top_k), strict=True)
+    for query, scores, numbers in best:
+      answers = []
+      for score, number in zip(scores, numbers, strict=True):
+        name, text = documents[number]
+        answers.append({"id": name, "score": float(score), "text": text})
+      print(*_answer_lines(settings, query, answers), sep="\n", flush=True)
+
+
+if __name__ == "__main__":
+  run_with(SearchSettings, main, arguments=1)
