@@ -136,6 +136,11 @@ class ClassifierConfig(FinetuningConfig):
       for name in _OWN_TABLE:
         if getattr(self, name):
           raise UserError(f"give --{name} or --task_name, which settles it")
+    if len({*self.label_columns}) == 1:
+      raise UserError(
+        f"--label_columns={self.label_columns[0]} is one label, which a text "
+        "has or not: give --label_column without --multi_label"
+      )
     fitting: dict = metrics.OF_LABELS
     if self.multi_label:
       fitting = metrics.OF_SETS
@@ -191,7 +196,9 @@ class ClassifierConfig(FinetuningConfig):
         text=self.text_column or "sentence",
         pair=self.text_pair_column or None,
         label=self.label_column or "label",
-        labels=() if self.regression else tuple(self.label_columns) or None,
+        labels=()
+        if self.regression
+        else tuple(dict.fromkeys(self.label_columns)) or None,
         metrics=_CORRELATIONS if self.regression else _ACCURACY,
       )
     if self.multi_label:
@@ -247,6 +254,8 @@ class Classification(LabelledTask):
     flag = f"--{_COLUMN_FLAGS[kind]}"
     if self.config.task_name:
       flag += ", and leave out --task_name, which settles it"
+    elif kind == "label" and not self.config.multi_label:
+      flag += " (--multi_label reads lists)"
     name = getattr(self._table, kind)
     return tables.column(path, rows, name, flag, **options)
 

@@ -3,13 +3,7 @@
 import os
 from collections.abc import Callable
 
-from checkpoints import (
-  agreement,
-  checkpoint_files,
-  description,
-  run_folder,
-  run_start,
-)
+from checkpoints import agreement, checkpoint_files, run_folder, run_start
 from checkpoints.description import Description
 from common import json_files
 from common.errors import UserError
@@ -70,5 +64,5 @@ def write(config, describe: Callable[[], dict]) -> None:
 
 def add(folder: str, keys: dict) -> None:
   """Adds keys to a folder's task.json, or changes them."""
-  task = description.read(folder).task
-  json_files.write(os.path.join(folder, TASK_FILE), {**task, **keys})
+  path = os.path.join(folder, TASK_FILE)
+  json_files.write(path, {**json_files.read(path, {}), **keys})

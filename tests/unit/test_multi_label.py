@@ -109,6 +109,8 @@ REFUSED = [
   (LINES, "", {"label_columns": ("x", "y")}, "line 1 has no 'x'; its columns"),
   ('{"sentence": "a", "x": 1, "y": -1}', "", {"label_columns": ("x", "y")},
    "a.jsonl: line 1: y is '-1', neither 0 nor 1"),
+  ("", "", {"label_columns": ("x", "x")}, "--label_columns=x is one label, wh"),
+  (LINES, "", {"multi_label": False}, "by --label_column .--multi_label reads"),
   ("", "", {"metrics": ("accuracy",)}, "not all are of f1_micro, f1_macro"),
   ("", "", {"regression": True}, "multi_label does not go with --regression"),
   ("", "", {"task_name": "SST-2"}, "multi_label does not go with --task_name"),
