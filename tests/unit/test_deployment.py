@@ -101,7 +101,7 @@ def test_images_have_what_the_code_imports_and_one_version_of_all():
   own = {name.split(".")[0] for name in test_architecture.MODULES}
   # "compression" is a module of Python 3.14.
   imported -= own | set(sys.stdlib_module_names) | {"compression"}
-  imported -= {"horovod", "mlflow", "wandb", "Stemmer"}
+  imported -= {"horovod", "mlflow", "wandb", "Stemmer", "faiss"}
   imported -= listed("requirements/text.txt").keys()
   imported -= listed("requirements/search.txt").keys()
   packages = metadata.packages_distributions()

@@ -48,6 +48,8 @@ COMMANDS = [
   "convert_checkpoint.py pretrain --output=hugging_face",
   "convert_checkpoint.py classifier --to=saved_model --output=served/1",
   "-m tools.evaluate_grammar pretrain --pairs=pairs.jsonl",
+  "-m tools.embed pretrain --input=text.txt --output=v.npy",
+  "-m tools.search pretrain --documents=text.txt --vectors=v.npy --query=dog",
 ]
 # What starts these has tests of its own: make pretrain, services.
 ELSEWHERE = {"tools.quickstart", "training.services"}
