@@ -28,6 +28,7 @@ from checkpoints import (
 )
 from common.console import indented
 from common.errors import UserError
+from common.files import expect_new
 from common.model_files import TASK_FILE
 from common.settings import run_with, setting
 from config.precision import TYPES
@@ -168,6 +169,8 @@ def convert(settings: ConversionSettings) -> list[str]:
   to = settings.to or (TENSORFLOW if from_huggingface else HUGGINGFACE)
   if to != HUGGINGFACE and (settings.license != "unknown" or settings.language):
     raise UserError(f"--license and --language are for --to={HUGGINGFACE}")
+  if to != TENSORFLOW:
+    expect_new(settings.output)
   if to == SAVED_MODEL:
     return export(settings)
   if settings.signatures or settings.precision != "fp32":

@@ -1,6 +1,6 @@
 """Text to pre-training records: masked LM and next-sentence examples.
 
-  python create_pretraining_data.py --input_file='corpus/train*.txt' \\
+  python create_pretraining_data.py --input_file='runs/corpus/train*.txt' \\
       --output_file=records/train.tfrecord --vocab_file=vocab.txt
   horovodrun -np 4 -H host1:1,host2:1,host3:1,host4:1 \\
       python create_pretraining_data.py ...

@@ -37,14 +37,19 @@ def atomic_write(path: str) -> Iterator[BinaryIO]:
     raise
 
 
-@contextlib.contextmanager
-def new_folder(path: str) -> Iterator[str]:
-  """An empty folder, which becomes `path` after a block without an error."""
+def expect_new(path: str) -> None:
+  """UserError if a folder of --output has something in it."""
   if os.path.exists(path) and (not os.path.isdir(path) or os.listdir(path)):
     raise UserError(
       f"--output={path} already exists and is not empty: give a new folder, or "
       "remove that one"
     )
+
+
+@contextlib.contextmanager
+def new_folder(path: str) -> Iterator[str]:
+  """An empty folder, which becomes `path` after a block without an error."""
+  expect_new(path)
   with folder_aside(path) as aside:
     yield aside
     os.replace(aside, path)

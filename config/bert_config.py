@@ -253,6 +253,8 @@ class BertConfig:
     if not callable(self.hidden_act):
       values["hidden_act"] = (self.hidden_act or "linear").lower()
     values["num_key_value_heads"] = self.key_value_heads
+    # Half of it is on each side of a token.
+    values["local_attention"] = max(1, self.local_attention // 2 * 2)
     return values
 
   def differences(self, other: "BertConfig") -> list[str]:
@@ -289,8 +291,10 @@ def model_keys() -> list[str]:
 
 
 def complete(values: dict) -> dict:
-  """`to_dict` or a JSON file with all keys, also those of later encoders."""
-  return {**vars(BertConfig(vocab_size=0)), **values}
+  """All keys of `to_dict` or of a JSON file, by their `meaning`."""
+  config = BertConfig(vocab_size=0)
+  vars(config).update(values)
+  return {**vars(config), **config.meaning()}
 
 
 def is_preset(name: str | None) -> bool:

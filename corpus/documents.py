@@ -280,8 +280,8 @@ def _expect_column(
   if field and field not in names:
     raise DataError(
       f"{piece.path}: none of its {len(names)} columns is "
-      f"--text_field={field}: name another ({', '.join(names)}), or one for "
-      "these files alone, as FILES:FIELD"
+      f"{text_files.flag_of(piece, form.text)}: name another "
+      f"({', '.join(names)}), or one for these files alone, as FILES:FIELD"
     )
 
 
@@ -410,8 +410,8 @@ def _columns(schema: Any, piece: Piece, form: DocumentFormat) -> list[str]:
   # A shard without any text has the type null.
   if not re.match(r"(dictionary<values=)?(large_)?string|null$", kind):
     raise DataError(
-      f"{piece.path}: the column --text_field={name} holds {kind}, not text: "
-      f"name another ({', '.join(schema.names)})"
+      f"{piece.path}: the column {text_files.flag_of(piece, form.text)} holds "
+      f"{kind}, not text: name another ({', '.join(schema.names)})"
     )
   return list(dict.fromkeys([name, *({form.id_field} & set(schema.names))]))
 

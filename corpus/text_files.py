@@ -332,6 +332,13 @@ def field_of(piece: Piece, text: TextFormat) -> str:
   return piece.field or text.text_field
 
 
+def flag_of(piece: Piece, text: TextFormat) -> str:
+  """`field_of` as the command names it, for messages."""
+  return (
+    f"FILES:{piece.field}" if piece.field else f"--text_field={text.text_field}"
+  )
+
+
 def records(piece: Piece, text: TextFormat) -> Iterator[tuple[int, dict]]:
   """(offset, record) of JSON lines."""
   for offset, line in offset_lines(piece, text):
@@ -353,7 +360,7 @@ def parse_record(
     fields = f"; it has the fields {', '.join(record)}" if record else ""
     raise errors.DataError(
       f"{_where(piece, text, offset)}: no JSON object with text in its field "
-      f"--text_field={field}: {str(e)[:200]}{fields[:200]}"
+      f"{flag_of(piece, text)}: {str(e)[:200]}{fields[:200]}"
     ) from e
 
 

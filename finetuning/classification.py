@@ -405,7 +405,7 @@ class LabelBehaviour(Behaviour):
       wanted = "pairs" if columns["text_pair"] else "single texts"
       raise UserError(
         f"{one.text[:60]!r}: this model was trained on {wanted}; a tab or "
-        f"{PAIR} makes a pair"
+        f"{PAIR} makes a pair. {tasks.LABELS.script} --do_predict reads tables"
       )
     return super().encode(one, context)
 

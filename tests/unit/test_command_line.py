@@ -46,6 +46,7 @@ WRONG = [
   (f"run_squad.py {TASK}.tsv", "FOLDER/t.tsv: not readable as SQuAD's format"),
   ("predict.py nowhere x", "nowhere: no such model"),
   ("convert_checkpoint.py nowhere", "--output is missing; see --help"),
+  ("convert_checkpoint.py nowhere --output=tests", "--output=tests already"),
   ("-m tools.evaluate_grammar x --pairs=nowhere", "nowhere: no such file"),
   (
     "-m tools.run_tasks x --output_dir=out --tasks=nowhere",

@@ -358,6 +358,18 @@ def test_columns_with_and_without_text(tmp_path, writer):
       read(path, form=of_field(text_field=field))
 
 
+def test_a_field_is_named_as_the_command_names_it(tmp_path):
+  for name, text in {
+    "a.jsonl": '{"body": "x"}\n',
+    "a.csv": "body\nx\n",
+  }.items():
+    (tmp_path / name).write_text(text)
+    for field, said in (("n", "FILES:n"), ("", "--text_field=text")):
+      source = documents.Source(str(tmp_path / name), field)
+      with pytest.raises(DataError, match=f"{name}: .*{said}: "):
+        documents.split_into_pieces([source], FORM)
+
+
 def test_bad_utf8_in_a_column_is_named(tmp_path):
   pyarrow, path = arrow(), tmp_path / "t"
   column = pyarrow.array([b"good"] * 300 + [b"caf\xe9"])

@@ -798,6 +798,13 @@ def test_config_round_trip_keeps_keys_of_published_chinese_model():
   assert again.to_dict().items() >= (TINY | extra).items()
 
 
+def test_configs_in_other_words_are_of_one_model():
+  one = {"hidden_act": None, "local_attention": 10}
+  other = {"hidden_act": "Linear", "local_attention": 11}
+  other["num_key_value_heads"] = 12
+  assert bert_config.complete(one) == bert_config.complete(other)
+
+
 @pytest.mark.parametrize("name", sorted(bert_config.PRESETS))
 def test_shipped_configs_are_valid(name):
   path = Path(bert_config.PRESETS[name])

@@ -335,6 +335,8 @@ def test_numbers_are_transformers(
     print(f"{name}: {found}")
     for output, (difference, largest) in found.items():
       bound = TOLERANCE if name in BERT else OF_LARGEST * largest
+      # The sum over all tokens, whose order differs.
+      bound *= 2 if "token_type" in output else 1
       assert difference <= bound, (name, output, difference, largest)
 
 
