@@ -7,7 +7,6 @@ import os
 import pathlib
 import re
 import sys
-from typing import NoReturn
 
 from absl import flags
 
@@ -25,11 +24,11 @@ def read(argv: list[str]) -> list[str]:
   elif "--version" in ends:
     print(f"Perseus-BERT {VERSION}")
     sys.exit()
-  for word in argv[1:]:
-    if word.startswith("--flagfile=") and word.endswith(".json"):
-      problem = f"{word}: JSON is no file of flags, which has one on each line"
-      _end(argv, f"{problem}: see docs/training.md#flags-in-a-file")
   try:
+    for word in argv[1:]:
+      if word.startswith("--flagfile=") and word.endswith(".json"):
+        name = word.partition("=")[2]
+        raise flags.Error(f"{name} is JSON: a flag file has one on each line")
     return flags.FLAGS(argv)
   except flags.UnrecognizedFlagError as e:
     nearest = str(e).partition("Did you mean: ")[2].removesuffix(" ?")
@@ -45,10 +44,6 @@ def read(argv: list[str]) -> list[str]:
       wanted = "true or false" if flag.boolean else flag.parser.syntactic_help
       problem = problem.removesuffix(str(e.__context__)) + f"must be {wanted}"
     problem = f"{problem}; see --help"
-  _end(argv, problem)
-
-
-def _end(argv: list[str], problem: str) -> NoReturn:
   tell(f"{os.path.basename(argv[0])}: error: {problem}")
   sys.exit(1)
 

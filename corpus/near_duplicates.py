@@ -129,12 +129,6 @@ def _becomes(character: str) -> str:
   return character if is_part else "\0"
 
 
-def _combines(character: str) -> bool:
-  """Whether NFKC may join it to the one before: marks, and Korean's vowels."""
-  is_mark = unicodedata.category(character)[0] == "M"
-  return is_mark or "\u1100" <= character <= "\u11ff"
-
-
 def _entry(character: str) -> int:
   """What `_CHARACTERS` says of a character."""
   compatible = unicodedata.normalize("NFKC", character)
@@ -146,8 +140,10 @@ def _entry(character: str) -> int:
     entry = ord(text)
   elif text.strip("\0"):
     entry = _IN_CONTEXT
-  if _combines(character) or _combines(compatible[0]):
-    entry |= _IN_CONTEXT
+  # NFKC may join marks, and Korean's vowels, to the one before.
+  for one in (character, compatible[0]):
+    if unicodedata.category(one)[0] == "M" or "\u1100" <= one <= "\u11ff":
+      entry |= _IN_CONTEXT
   if compatible != character:
     entry |= _CHANGED
   if _UNSPACED.fullmatch(folded):
@@ -162,13 +158,9 @@ def _entry(character: str) -> int:
 def _entries(text: str) -> tuple[np.ndarray, np.ndarray]:
   """uint32 [n], [n]: the characters' codes, and what `_CHARACTERS` says."""
   codes = np.frombuffer(text.encode("utf-32-le"), "<u4")
-  entries = _CHARACTERS[codes]
-  unknown = codes[entries == _UNKNOWN]
-  if len(unknown):
-    for code in set(unknown.tolist()):
-      _CHARACTERS[code] = _entry(chr(code))
-    entries = _CHARACTERS[codes]
-  return codes, entries
+  for code in set(codes[_CHARACTERS[codes] == _UNKNOWN].tolist()):
+    _CHARACTERS[code] = _entry(chr(code))
+  return codes, _CHARACTERS[codes]
 
 
 def _comparable(text: str) -> bytes:
@@ -182,21 +174,21 @@ def _comparable(text: str) -> bytes:
     codes, entries = _entries(_folded(text))
     has = np.bitwise_or.reduce(entries)
   is_seen = (entries & _UNSEEN) == 0
-  if not has & _ALONE:
-    words = entries[is_seen] & _CODE
-    return words.tobytes().decode("utf-32-le").encode()
-  # A mark goes on with a word if there is a word's first character among the
-  # marks before it, or before them.
-  numbers = np.arange(len(entries))
-  is_alone, is_above = (entries & _ALONE) > 0, (entries & _ABOVE) > 0
-  first = np.maximum.accumulate(np.where(is_alone, numbers, -2))
-  base = np.maximum.accumulate(np.where(is_above, -1, numbers))
-  goes_on = is_above & (np.append(-2, first[:-1]) >= base)
-  begins = is_alone & ~goes_on
-  ends = (begins | goes_on) & ~np.append(goes_on[1:], False)
-  last = np.cumsum(0 + begins + is_seen + ends)
-  words = np.zeros(last[-1], "<u4")
-  words[(last - ends - 1)[is_seen]] = entries[is_seen] & _CODE
+  words = entries[is_seen] & _CODE
+  if has & _ALONE:
+    # A mark goes on with a word if a word's first character is among the marks
+    # before it, or is what they follow.
+    numbers = np.arange(len(entries))
+    is_alone, is_above = (entries & _ALONE) > 0, (entries & _ABOVE) > 0
+    first = np.maximum.accumulate(np.where(is_alone, numbers, -2))
+    base = np.maximum.accumulate(np.where(is_above, -1, numbers))
+    goes_on = is_above & (np.append(-2, first[:-1]) >= base)
+    begins = is_alone & ~goes_on
+    ends = (begins | goes_on) & ~np.append(goes_on[1:], False)
+    last = np.cumsum(0 + begins + is_seen + ends)
+    spaced = np.zeros(last[-1], "<u4")
+    spaced[(last - ends - 1)[is_seen]] = words
+    words = spaced
   return words.tobytes().decode("utf-32-le").encode()
 
 

@@ -29,8 +29,7 @@ from xla_patches import jit
 def finetune(task: FinetuningTask, comm, snapshot=None, signals=None) -> dict:
   """Trains, evaluates and predicts; see `training_run.run`."""
   config = task.config
-  task.check()
-  sets = []
+  sets = task.check()
   if config.do_train:
     plan = task.training_set.plan(config, comm.size)
     say(comm, *packed.rounding(plan))
@@ -40,14 +39,9 @@ def finetune(task: FinetuningTask, comm, snapshot=None, signals=None) -> dict:
       updates = plan.updates / config.num_train_epochs
       every = max(1, round(epochs * updates))
       config = dataclasses.replace(config, eval_every_steps=every)
-    sets.append(task.training_set)
-  if config.do_eval:
-    sets.append(task.evaluation_set)
   if config.do_train and config.do_eval:
-    trained, evaluated = (source.describe()["files"] for source in sets)
+    trained, evaluated = (source.describe()["files"] for source in sets[:2])
     say(comm, *overlap_warning(evaluated, trained, "--eval_file"))
-  if config.do_predict:
-    sets.append(task.prediction_set)
   if comm.is_root:
     console.tell(*dict.fromkeys(source.line() for source in sets))
     say(comm, *task.lines())

@@ -139,19 +139,21 @@ class FinetuningTask:
   evaluation_set = functools.cached_property(lambda self: self.read("eval"))
   prediction_set = functools.cached_property(lambda self: self.read("predict"))
 
-  def check(self) -> None:
-    """Reads all files, so that errors come early; UserError for another task.
+  def check(self) -> list[packed.PackedSource]:
+    """The sets to train on, evaluate and predict: all errors in their files.
 
-    TensorFlow need not be loaded.
+    TensorFlow need not be loaded. UserError for another task than the model's.
     """
-    config = self.config
+    config, sets = self.config, list[packed.PackedSource]()
     task_file.check(config, self.task_content)
     if config.do_train:
+      sets.append(self.training_set)
       self.training_set.plan(config, processes.started()[1])
     if config.do_eval:
-      _ = self.evaluation_set
+      sets.append(self.evaluation_set)
     if config.do_predict:
-      _ = self.prediction_set
+      sets.append(self.prediction_set)
+    return sets
 
   def lines(self) -> list[str]:
     """What people should know of the data that was read."""

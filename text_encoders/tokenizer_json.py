@@ -14,6 +14,8 @@ from common.model_files import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from text_encoders import base, tokenizer_folder
 from text_encoders.characters import has_chinese, without_surrogates
 
+_HIDDEN = "\0"  # begins the name of a token that no text becomes
+
 
 def _reading_text(content: dict, hidden_names: Iterable[str]) -> dict:
   """tokenizer.json's content without what changes or cuts a text's tokens."""
@@ -21,7 +23,7 @@ def _reading_text(content: dict, hidden_names: Iterable[str]) -> dict:
   # is text. Other special tokens, such as marks of entities, stay tokens.
   hidden = {}
   for name in hidden_names:
-    hidden[name] = f"\0{name}"
+    hidden[name] = _HIDDEN + name
   content = copy.deepcopy(content)
   model = content["model"]
   # Dropout leaves out merges by chance; the rest is added by who uses the ids.
@@ -69,14 +71,13 @@ class HuggingFaceEncoder(base.Encoder):
       self._templates[count] = [np.array(ids, np.int32) for ids in around]
     content = _reading_text(folder.content, roles.values())
     self._library = tokenizer_folder.opened(file, json.dumps(content))
-    whole = tokenizer_folder.opened(file, json.dumps(folder.content))
-    ids = whole.get_vocab(with_added_tokens=True)
-    normalizer = whole.normalizer
+    ids = self._library.get_vocab(with_added_tokens=True)
+    normalizer = self._library.normalizer
     lowers = bool(normalizer) and "a" in normalizer.normalize_str("A")
     super().__init__(file, lowers)
     tokens = [""] * (max(ids.values(), default=-1) + 1)
     for token, number in ids.items():
-      tokens[number] = token
+      tokens[number] = token.removeprefix(_HIDDEN)
     texts, space = tokens, base.SENTENCEPIECE_SPACE
     # Byte-level tokens are spelt in letters that stand for bytes; for people,
     # and to find spaces, they are decoded.
