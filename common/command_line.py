@@ -27,8 +27,7 @@ def read(argv: list[str]) -> list[str]:
   try:
     for word in argv[1:]:
       if word.startswith("--flagfile=") and word.endswith(".json"):
-        name = word.partition("=")[2]
-        raise flags.Error(f"{name} is JSON: a flag file has one on each line")
+        raise flags.Error(f"{word[11:]} is JSON: a flag file has one a line")
     return flags.FLAGS(argv)
   except flags.UnrecognizedFlagError as e:
     nearest = str(e).partition("Did you mean: ")[2].removesuffix(" ?")

@@ -53,15 +53,12 @@ def encode_words(
   def of_word(word: str) -> np.ndarray:
     return tokenizer.encode_word(word, space_before)
 
-  def tokens_of(word) -> np.ndarray:
-    return of_word(word) if isinstance(word, str) else word
-
   # `first_word` is the number of the sentence's first word in the whole set.
   windows, first_word = [], 0
   before, after = tokenizer.template(1)
   around = len(before), len(after)
   for number, words in enumerate(sentences):
-    tokens = [tokens_of(word) for word in words]
+    tokens = [of_word(w) if isinstance(w, str) else w for w in words]
     ids = np.concatenate([np.zeros(0, np.int32), *tokens])
     lengths = np.array([*map(len, tokens)], int)
     # The first token of each word that has any gets the word's number.

@@ -77,7 +77,7 @@ def test_flags_and_files_are_checked_before_tensorflow(
     (["--count=1.5"], "--count=1.5: must be an integer; see --help"),
     (["--speed=a: b"], "--speed=a: b: must be a number; see --help"),
     (["--count"], "Missing value for flag --count; see --help"),
-    (["--flagfile=run.json"], "run.json is JSON: a flag file has one on"),
+    (["--flagfile=run.json"], "run.json is JSON: a flag file has one a"),
     (["--flagfile=no"], "Unable to open flagfile: [Errno 2] No such file or "
      "directory: 'no'; see --help"),
     (["--fast=maybe"], "--fast=maybe: must be true or false; see --help"),
