@@ -21,11 +21,7 @@ import dataclasses
 import filecmp
 import os
 
-from checkpoints import (
-  checkpoint_weights,
-  huggingface_folder,
-  sentence_folder,
-)
+from checkpoints import checkpoint_weights, huggingface_folder, sentence_folder
 from common.console import indented
 from common.errors import UserError
 from common.files import expect_new

@@ -153,6 +153,11 @@ def _length(encoder: str) -> int:
   for path in glob.glob(pattern):
     known = _read(encoder, os.path.basename(path), _LENGTH)
     lengths.append(known.get("max_seq_length"))
+    config = _read(encoder, TOKENIZER_CONFIG_FILE, {})
+    # With a tokenizer that lower-cases anyway it says nothing.
+    if known.get("do_lower_case") and not config.get("do_lower_case"):
+      problem = "do_lower_case is true, but not its tokenizer's"
+      raise DataError(f"{path}: {_PROBLEM.format(problem)}")
   tokenizer = _read(encoder, TOKENIZER_CONFIG_FILE, {})
   lengths.append(tokenizer.get("model_max_length"))
   return int(next(filter(None, lengths), sys.maxsize))

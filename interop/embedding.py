@@ -9,19 +9,12 @@ import numpy as np
 from common.console import tell
 from common.errors import UserError
 from finetuning import task_file
-from finetuning.behaviour import INPUTS, Context, Input
+from finetuning.behaviour import Context, Input
 from finetuning.windows import encode_pair
 from interop.heads import BEHAVIOURS
 from interop.model_source import NOTHING_GIVEN, Given, Source, find
-from interop.predictions import Prediction
-from model.tasks import (
-  DOCUMENT,
-  EMBEDDER,
-  EMBEDDING,
-  QUERY,
-  SIDES,
-  SIMILARITIES,
-)
+from interop.predictions import Prediction, arrays_of
+from model.tasks import DOCUMENT, EMBEDDER, EMBEDDING, QUERY, SIDES
 from retrieval import nearest
 
 _TOKENS = 4096  # of a run of the graph, with padding
@@ -76,16 +69,10 @@ class Embedder:
     return vectors
 
   def _run(self, ids: list[np.ndarray], context: Context) -> np.ndarray:
-    """float32 [rows, d]; the first of `ids` is the longest."""
-    masks = [np.ones_like(row) for row in ids]
-    rows = dict(zip(INPUTS, (ids, masks), strict=False))
-    rows |= self._behaviour.arrays(ids, context)
-    padded = {n: np.zeros([len(ids), len(ids[0])], np.int32) for n in INPUTS}
-    for name, values in rows.items():
-      padded[name] = np.zeros_like(padded[INPUTS[0]])
-      for target, row in zip(padded[name], values, strict=True):
-        target[: len(row)] = row
-    return self._model.run(EMBEDDING.signature, padded)["embedding"]
+    """float32 [rows, d]."""
+    segments = [np.zeros_like(row) for row in ids]
+    arrays = arrays_of(self._behaviour, ids, segments, context)
+    return self._model.run(EMBEDDING.signature, arrays)["embedding"]
 
   def close(self) -> None:
     self._model.close()
@@ -104,7 +91,7 @@ class NearestTexts:
   def predict(self, inputs: Sequence[Input]) -> list[Prediction]:
     """The nearest texts for each input, the nearest first."""
     queries = self._embedder.embed([one.text for one in inputs], QUERY)
-    is_cosine = self._embedder.similarity == SIMILARITIES[0]
+    is_cosine = self._embedder.similarity != "dot"
     results = nearest.top_k(queries, self._vectors, self._top_k, is_cosine)
     predictions = []
     for one, scores, numbers in zip(inputs, *results, strict=True):

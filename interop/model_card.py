@@ -62,6 +62,7 @@ _FLAGS = (
   "lr_schedule", "optimizer", "bias_correction", "beta_2",
   "weight_decay_rate", "precision", "num_train_epochs", "max_seq_length",
   "hidden_dropout_prob", "attention_probs_dropout_prob", "seed",
+  "temperature", "both_directions",
 )  # fmt: skip
 # Names for people of keys that do not say it themselves.
 _NAMES = {
@@ -184,8 +185,8 @@ def _vectors(task: dict, width: int) -> str:
   if task.get("normalize"):
     lines.append(", of length 1")
   if task.get("matryoshka_dims"):
-    dims = ", ".join(map(str, task["matryoshka_dims"]))
-    lines.append(f"; trained to be of use cut to its first {dims} numbers, too")
+    dims = " or ".join(map(str, task["matryoshka_dims"]))
+    lines.append(f"; it was trained to be cut to its first {dims}")
   lines.append(f". Vectors are compared by {task.get('similarity', 'cosine')}")
   for side, prompt in task.get("prompts", {}).items():
     if prompt:

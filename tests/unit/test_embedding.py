@@ -287,7 +287,7 @@ def test_the_library_gives_the_same_vectors(tmp_path, letters, peer):
 
 def changed(folder, file, **keys):
   path = folder / file
-  content = json.loads(path.read_text())
+  content = json.loads(path.read_text()) if path.exists() else {}
   if isinstance(content, list):
     content[keys["number"]]["type"] = keys["type"]
   else:
@@ -307,6 +307,7 @@ POOLING = "1_Pooling/config.json"
     (POOLING, {"pooling_mode": "lasttoken"}, "'lasttoken'"),
     (POOLING, {"pooling_mode": "cls", "include_prompt": False}, r"\[CLS\]"),
     ("sentence_bert_config.json", {"max_seq_length": "x"}, "max_seq_length"),
+    ("sentence_roberta_config.json", {"do_lower_case": True}, "lower_case"),
     (f"config_{LIBRARY}.json", {"model_type": "SparseEncoder"}, "model_type"),
   ],
 )
@@ -315,6 +316,8 @@ def test_what_is_not_known_is_refused_by_name(
 ):
   folder = write_sentences(tmp_path / "folder", "mean", "old", letters)
   changed(folder, file, **keys)
+  if "do_lower_case" in keys:
+    changed(folder, "tokenizer_config.json", do_lower_case=False)
   with pytest.raises(DataError, match=f"{file}: not known here: .*{wrong}"):
     model_source.find(str(folder))
   (folder / "modules.json").unlink()
