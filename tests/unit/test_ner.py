@@ -45,8 +45,8 @@ def test_targets_stand_at_the_words_first_tokens(given):
   made = given("ab N\n\u200b V\nc P\n\nd N\nef V\n")
   source = made.training_set
   assert made.labels == ["N", "P", "V"]
-  targets = source._columns["targets"]
-  ids = source._columns["input_ids"]
+  targets = source._columns.targets
+  ids = source._columns.input_ids
   vocabulary = made.config.tokenizer().tokens
   found = [
     (vocabulary[token], made.labels[target])
@@ -196,7 +196,7 @@ def test_a_file_that_is_not_given(tmp_path, label):
 def test_the_loss_is_the_mean_over_words(tmp_path, given):
   """By NumPy, of packed examples; some have several words, one has none."""
   made = given("ab X\ncd Y\n\nc Y\n\n\u200b X\n\nefg Z\n")
-  batch = packed.FinetuningBatch(**made.training_set._columns)
+  batch = made.training_set._columns
   assert batch.weights.shape == (1, 4) and sorted(batch.weights[0])[0] == 0
   with tf.Graph().as_default(), tf.Session() as session:
     constants = packed.FinetuningBatch(*map(tf.constant, batch))

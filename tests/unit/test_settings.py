@@ -23,7 +23,7 @@ _NOUNS = re.compile(
   r"|norm|ratio|speed|difference|records?|examples?|tokens|updates|steps"
   r"|warm-up steps|micro-batches|batches|epochs|ranks|all-reduces|threads"
   r"|checkpoints|minutes|evaluations|overflows|answers|words|copies|processes"
-  r"|megabytes)\b",
+  r"|megabytes|probability|cosines|texts)\b",
   re.I,
 )
 
