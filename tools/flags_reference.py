@@ -21,6 +21,7 @@ COMMANDS = {
   "predict.py": "predict.PredictSettings",
   "python -m tools.evaluate_grammar": "tools.evaluate_grammar.Settings",
   "python -m tools.embed": "tools.embed.EmbedSettings",
+  "python -m tools.mine_negatives": "tools.mine_negatives.MiningSettings",
   "python -m tools.search": "tools.search.SearchSettings",
   "convert_checkpoint.py": "convert_checkpoint.ConversionSettings",
   "python -m tools.quickstart": "tools.quickstart.Settings",

@@ -1,4 +1,4 @@
-"""tools.embed and tools.search by a tiny model."""
+"""tools.embed, tools.search and tools.mine_negatives by a tiny model."""
 
 import io
 import json
@@ -12,7 +12,7 @@ import trained
 from common.errors import DataError, UserError
 from interop import embedding
 from retrieval import beir, index, nearest, texts
-from tools import embed, search
+from tools import embed, mine_negatives, search
 from workers import work_dir
 
 TEXTS = ["a b c", "c d e " * 9, "b", "e e d", "c c a b", "d", "a b c d"]
@@ -218,3 +218,60 @@ def test_an_index_is_made_once_and_finds_the_nearest(tmp_path):
   (tmp_path / "i").write_text("text")
   with pytest.raises(DataError, match="no index of faiss"):
     index.opened(path, size, True, None)
+
+
+PAIRS = [("a b", "a b c"), ("a b", "A  B c"), ("c", "c d"), ("d", "e e d")]
+
+
+def test_negatives_are_mined(folder, tmp_path):
+  lines = [json.dumps(dict(anchor=a, positive=p)) for a, p in PAIRS]
+  (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
+  settings = dict(
+    input=str(tmp_path / "pairs.jsonl"), output=str(tmp_path / "m.jsonl"),
+    corpus=str(folder / "t.txt"), num_negatives=3,
+  )  # fmt: skip
+  embedder = embedding.open_embedder(str(folder / "model"))
+  model = str(folder / "model")
+  # Vectors of random weights differ little.
+  for relative, absolute in ((0.0, 0.0), (0.002, 0.0), (0.0, 0.001)):
+    margin = dict(relative_margin=relative, absolute_margin=absolute)
+    chosen = mine_negatives.MiningSettings(**settings, **margin)
+    mine_negatives.mine(chosen, model)
+    content = (tmp_path / "m.jsonl").read_text()
+    assert content
+    for line in content.splitlines():
+      anchor, positive, negatives = json.loads(line).values()
+      assert 1 <= len(negatives) <= 3
+      assert not {"a b c", "A  B c", anchor} & {*negatives} or anchor != "a b"
+      similar = (
+        nearest.unit(embedder.embed([anchor], "query"))
+        @ nearest.unit(embedder.embed([positive, *negatives])).T
+      )[0]
+      most = min(similar[0] * (1 - relative), similar[0] - absolute)
+      assert (similar[1:] <= most + 1e-6).all()
+      assert (np.diff(similar[1:]) <= 1e-5).all()
+  for wrong, message in (
+    ({"relative_margin": 1.0}, "no pair has a negative within the margins"),
+    ({"depth": 2}, "--depth=2: fewer than --skip=0 and --num_negatives=3"),
+    ({"positive_column": "x"}, "line 1 has no 'x'.*--positive_column"),
+  ):
+    with pytest.raises(UserError, match=message):
+      chosen = mine_negatives.MiningSettings(**settings, **wrong)
+      mine_negatives.mine(chosen, model)
+
+
+def test_the_range_of_ranks_and_the_margins():
+  scores = np.array([0.9, 0.8, 0.7, 0.6, -0.1], np.float32)
+  numbers = np.array([4, 7, 1, 3, 2])
+
+  def choose(positive, banned, **flags):
+    settings = mine_negatives.MiningSettings(input="", output="", **flags)
+    return mine_negatives.choose(settings, positive, banned, scores, numbers)
+
+  assert choose(1, [7]) == [4, 1, 3, 2]
+  assert choose(1, [7], skip=1, num_negatives=2) == [1, 3]
+  assert choose(0.85, [-1]) == [7, 1, 3, 2]
+  assert choose(0.84, [-1]) == [1, 3, 2]  # 95% are 0.798
+  assert choose(0.84, [-1], absolute_margin=0.2) == [3, 2]
+  assert choose(-0.09, [-1]) == [2]  # 95% of a distance from 0
+  assert not choose(-0.097, [-1])
