@@ -181,7 +181,7 @@ def test_every_module_says_what_it_is():
 # never to what is counted. 400 of them are for files, labels and tokenizers of
 # others, 1,300 for embeddings, search and several labels. 29,100 is the aim,
 # which the code has not reached.
-CEILING = 34_000
+CEILING = 34_400
 # Of these lines, those that only refuse something.
 GUARD_SHARE = 0.063
 # Lines that are comments: reasons, which no name can give.
