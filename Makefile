@@ -16,6 +16,8 @@ ENCODING ?= utf-8
 LANGUAGE := en
 MODEL ?= bert
 OUTPUT_DIR ?= runs/quickstart
+# For make search: what to find.
+QUERY ?= a river in France
 # For make tensorboard: the folder whose runs are shown (empty: OUTPUT_DIR).
 RUN ?=
 
@@ -28,7 +30,7 @@ VARIANT ?= $(or $(INSTALLED),$(shell tools/variant.sh machine))
 # before make expands variables in it.)
 quoted = '$(subst ','\'',$(1))'
 
-.PHONY: help env horovod pretrain tensorboard test slow-test fuzz bench lint format horovod-gpu clean
+.PHONY: help env horovod pretrain search tensorboard test slow-test fuzz bench lint format horovod-gpu clean
 .PHONY: other-variant
 
 help: ## these lines
@@ -58,6 +60,9 @@ pretrain: $(READY) ## text to a BERT: CORPUS='texts/*.txt' NP=2 OUTPUT_DIR=runs/
 	  --corpus=$(call quoted,$(value CORPUS)) --encoding=$(call quoted,$(value ENCODING)) \
 	  --language=$(call quoted,$(value LANGUAGE)) --model=$(call quoted,$(value MODEL)) \
 	  --output_dir=$(call quoted,$(value OUTPUT_DIR))
+
+search: $(READY) ## then a search of that text: QUERY='a river in France'
+	@tools/search_own_text.sh $(call quoted,$(value OUTPUT_DIR)) $(call quoted,$(value QUERY))
 
 TENSORBOARD := .build/tensorboard
 $(TENSORBOARD)/.ready: requirements/tensorboard.txt | $(READY)
