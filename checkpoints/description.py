@@ -52,7 +52,8 @@ _TASK = {
   "version_2_with_negative?": bool, "null_score_diff_threshold?": float,
   "pooling?": POOLINGS, "normalize?": bool, "include_prompt?": bool,
   "prompts?": {f"{side}?": str for side in SIDES}, "similarity?": SIMILARITIES,
-  "matryoshka_dims?": [int], "query_length?": int,
+  "matryoshka_dims?": [int], "query_length?": int, "simcse?": bool,
+  "text_column?": str, "text_pair_column?": str, "score_column?": (str, None),
 }  # fmt: skip
 
 

@@ -251,12 +251,12 @@ class Classification(LabelledTask):
 
   def column(self, path: str, rows, kind: str, **options) -> list[str]:
     """The texts, the second ones of pairs, or the labels of rows."""
-    flag = f"--{_COLUMN_FLAGS[kind]}"
+    name, flag = getattr(self._table, kind), f"--{_COLUMN_FLAGS[kind]}"
     if self.config.task_name:
       flag += ", and leave out --task_name, which settles it"
     elif kind == "label" and not self.config.multi_label:
-      flag += " (--multi_label reads lists)"
-    name = getattr(self._table, kind)
+      if any(isinstance(row.values.get(name), list) for row in rows):
+        flag += " (--multi_label reads lists)"
     return tables.column(path, rows, name, flag, **options)
 
   def read(self, part):

@@ -354,6 +354,10 @@ class Embedding(FinetuningTask):
       "include_prompt": config.include_prompt,
       "query_length": config.query_length,
       "matryoshka_dims": config.dims,
+      "text_column": config.text_column,
+      "text_pair_column": config.text_pair_column,
+      "score_column": config.score_column,
+      "simcse": config.simcse,
     }
 
 

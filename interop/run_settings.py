@@ -101,7 +101,8 @@ def configured(
     inherits = binds or kind.inherits
     task = kind.defaults(origin.about.task if inherits else {}, flags)
     if not binds:
-      task = {name: task[name] for name in task.keys() - flags.keys()}
+      fixed = agreement.of_scope(agreement.MODEL) - flags.keys()
+      task = {name: task[name] for name in task.keys() & fixed}
     before = {"task": kind.kind, **task}
     scopes = agreement.scopes(trains)
     agreement.agree(before, flags, origin.about.folder, scopes)

@@ -37,17 +37,18 @@ class MiningSettings(embed.ModelSettings):
   output: str = setting(help="File to write, JSON Lines.")
   corpus: str | None = _text(None,
     "Files with more texts that may be negatives, names and globs.")
-  anchor_column: str = _text("anchor", "Column of the anchors.")
-  positive_column: str = _text("positive", "Column of the positives.")
+  text_column: str = _text("anchor", "Column of the anchors.")
+  text_pair_column: str = _text("positive", "Column of the positives.")
   split: str = _text("train",
     "File of judgments of a folder of BEIR's form: qrels/SPLIT.tsv.")
   num_negatives: int = _mine(5,
-    "Negatives of each pair. A pair for which there are fewer keeps these, and "
-    "is left out if there is none.", low=1)
+    "Number of negatives of each pair. A pair for which there are fewer keeps "
+    "these, and is left out if there is none.", low=1)
   skip: int = _mine(0,
-    "Most similar texts, positives not counted, that are no negatives.", low=0)
+    "Number of the most similar texts, positives not counted, that are no "
+    "negatives.", low=0)
   depth: int = _mine(100,
-    "Most similar texts that are looked at.", low=1)
+    "Number of the most similar texts that are looked at.", low=1)
   relative_margin: float = _mine(0.05,
     "A negative's similarity is at most (1 - this) times the positive's.",
     low=0.0, high=1.0)
@@ -69,7 +70,7 @@ def _read_pairs(settings: MiningSettings) -> list[tuple[str, str]]:
     return pairs
   rows = tables.read_table(settings.input)
   columns = []
-  for flag in ("anchor_column", "positive_column"):
+  for flag in ("text_column", "text_pair_column"):
     words = getattr(settings, flag), f"--{flag}"
     columns.append(tables.column(settings.input, rows, *words, False))
   return [*zip(*columns, strict=True)]

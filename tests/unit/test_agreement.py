@@ -12,14 +12,14 @@ from checkpoints.agreement import FIXED, OTHERS
 from checkpoints.description import Description
 from common.errors import UserError
 from config.pretraining import PretrainingConfig
-from finetuning import classification, ner, squad
-from model.tasks import CLASSIFIER, NER, PRETRAINING, SQUAD
+from finetuning import classification, embedding, ner, squad
+from model.tasks import CLASSIFIER, EMBEDDER, NER, PRETRAINING, SQUAD
 from records import record_order
 from training import plans, resume
 
 CONFIGS = (
   PretrainingConfig, classification.ClassifierConfig, squad.SquadConfig,
-  ner.NerConfig,
+  ner.NerConfig, embedding.EmbedderConfig,
 )  # fmt: skip
 VOCABULARY = "[PAD] [UNK] [CLS] [SEP] [MASK] w1 w2 good bad".split()
 
@@ -49,7 +49,8 @@ def facts(tmp_path_factory):
     }
   }
   for kind, task in (
-    (CLASSIFIER, "choose"), (SQUAD, "answer"), (NER, "label")
+    (CLASSIFIER, "choose"), (SQUAD, "answer"), (NER, "label"),
+    (EMBEDDER, "embed"),
   ):  # fmt: skip
     make = finetuning_runs.maker(task, folder, vocabulary)
     content = make(folder / task).task_content()
