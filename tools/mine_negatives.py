@@ -50,10 +50,12 @@ class MiningSettings(embed.ModelSettings):
   depth: int = _mine(100,
     "Number of the most similar texts that are looked at.", low=1)
   relative_margin: float = _mine(0.05,
-    "A negative's similarity is at most (1 - this) times the positive's.",
+    "Share of the positive's similarity by which that of a negative must be "
+    "lower.",
     low=0.0, high=1.0)
   absolute_margin: float = _mine(0.0,
-    "A negative's similarity is at most the positive's minus this.",
+    "Difference of cosines by which a negative must be less similar than the "
+    "positive.",
     low=0.0, high=2.0)
   # fmt: on
 
