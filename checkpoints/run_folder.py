@@ -7,6 +7,7 @@ import os
 import platform
 import socket
 import subprocess
+import sys
 import time
 
 from checkpoints import checkpoint_files, description
@@ -122,6 +123,7 @@ def write_start(config, task, step: int) -> None:
   start = {
     "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     "first_update": step,
+    "command": sys.argv[1:],  # as typed; the flags are what came of it
     "flags": flags,
     "plan": dataclasses.asdict(task.plan) if task else None,
     "data": task.source.describe() if task else None,
