@@ -182,6 +182,9 @@ def test_heads_read_what_the_config_pools(keys, is_packed):
     bert=bert, precision="fp32", precision_policy=(), recompute=()
   )
   task = types.SimpleNamespace(config=config, outputs=3)
+  task.losses_and_correct = types.MethodType(
+    classification.Classification.losses_and_correct, task
+  )
   model = heads.encode(rows, task, False).model
   with tf.variable_scope("", reuse=tf.AUTO_REUSE):
     classified = classification.Classification.head(

@@ -41,6 +41,10 @@ COMMANDS = [
   "--train_batch_size=1 --do_train "
   "--do_predict --train_file=squad.json --predict_file=squad.json "
   "--max_query_length=8 --doc_stride=8 --output_dir=squad --num_train_epochs=1",
+  "run_embedder.py --do_train --do_eval --init_checkpoint=pretrain "
+  "--train_file=pairs.jsonl --eval_file=pairs.jsonl --max_seq_length=32 "
+  "--text_column=sentence_good --text_pair_column=sentence_bad "
+  "--train_batch_size=1 --output_dir=embedder --num_train_epochs=1",
   "-m tools.run_tasks pretrain --tasks=tasks.json --seeds=1 --output_dir=tasks "
   "-- --num_train_epochs=1 --max_seq_length=32 --train_batch_size=1",
   "predict.py pretrain 'the [MASK] sleeps .'",

@@ -297,6 +297,9 @@ def test_model_flops_of_finetuning_are_those_of_the_graph(kind, pooling):
     "squad": (tasks.SQUAD, squad.Squad.head, 2, 2),
   }[kind]  # fmt: skip
   task = types.SimpleNamespace(config=config, outputs=outputs)
+  task.losses_and_correct = types.MethodType(
+    classification.Classification.losses_and_correct, task
+  )
   with tf.Graph().as_default() as graph:
     integers = lambda *shape: tf.placeholder(tf.int32, [4, *shape])
     batch = packed.FinetuningBatch(
