@@ -37,8 +37,8 @@ class MiningSettings(embed.ModelSettings):
   output: str = setting(help="File to write, JSON Lines.")
   corpus: str | None = _text(None,
     "Files with more texts that may be negatives, names and globs.")
-  text_column: str = _text("anchor", "Column of the anchors.")
-  text_pair_column: str = _text("positive", "Column of the positives.")
+  anchor_column: str = _text("anchor", "Column of the anchors.")
+  positive_column: str = _text("positive", "Column of the positives.")
   split: str = _text("train",
     "File of judgments of a folder of BEIR's form: qrels/SPLIT.tsv.")
   num_negatives: int = _mine(5,
@@ -72,7 +72,7 @@ def _read_pairs(settings: MiningSettings) -> list[tuple[str, str]]:
     return pairs
   rows = tables.read_table(settings.input)
   columns = []
-  for flag in ("text_column", "text_pair_column"):
+  for flag in ("anchor_column", "positive_column"):
     words = getattr(settings, flag), f"--{flag}"
     columns.append(tables.column(settings.input, rows, *words, False))
   return [*zip(*columns, strict=True)]

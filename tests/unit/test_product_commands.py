@@ -55,7 +55,7 @@ COMMANDS = [
   "-m tools.embed pretrain --input=text.txt --output=v.npy",
   "-m tools.search pretrain --documents=text.txt --vectors=v.npy --query=dog",
   "-m tools.mine_negatives pretrain --input=pairs.jsonl --corpus=text.txt "
-  "--text_column=sentence_good --text_pair_column=sentence_bad "
+  "--anchor_column=sentence_good --positive_column=sentence_bad "
   "--relative_margin=0 --output=mined.jsonl",
 ]
 # What starts these has tests of its own: make pretrain, services.

@@ -253,7 +253,7 @@ def test_negatives_are_mined(folder, tmp_path):
   for wrong, message in (
     ({"relative_margin": 1.0}, "no pair has a negative within the margins"),
     ({"depth": 2}, "--depth=2: fewer than --skip=0 and --num_negatives=3"),
-    ({"text_pair_column": "x"}, "line 1 has no 'x'.*--text_pair_column"),
+    ({"positive_column": "x"}, "line 1 has no 'x'.*--positive_column"),
   ):
     with pytest.raises(UserError, match=message):
       chosen = mine_negatives.MiningSettings(**settings, **wrong)
