@@ -17,7 +17,7 @@ from common.settings import in_group
 from finetuning import metrics, tables
 from finetuning.groups import Group, GroupSource, Text
 from finetuning.task import FinetuningConfig, FinetuningTask
-from finetuning.windows import encode_pair
+from finetuning.windows import encode_pair, prompt_tokens
 from model import tasks
 from model.tasks import DOCUMENT, QUERY
 from retrieval import beir, measures, nearest
@@ -120,6 +120,14 @@ class Texts:
       QUERY: config.query_length or config.max_seq_length,
       DOCUMENT: config.max_seq_length,
     }
+    # The tokens that a vector is the mean of.
+    self._pooled = {}
+    for side, prompt in self._prompts.items():
+      first = 0
+      if not config.include_prompt:
+        first = prompt_tokens(self._tokenizer, prompt)
+      is_cls = config.pooling == "cls"
+      self._pooled[side] = slice(0, 1) if is_cls else slice(first, None)
     self._known: dict[tuple[str, str], Text] = {}
     self._identities: dict[str, int] = {}
     self.cut = 0  # texts that lost their end
@@ -136,19 +144,8 @@ class Texts:
       ids, _, lost = encode_pair(self._tokenizer, self._lengths[side], tokens)
       self.cut += lost > 0
       identity = self._identities.setdefault(text, len(self._identities))
-      pooled = self._pooled(prompt, len(ids))
-      self._known[side, text] = Text(ids, pooled, identity)
+      self._known[side, text] = Text(ids, self._pooled[side], identity)
     return [self._known[side, text] for text in texts]
-
-  def _pooled(self, prompt: str, length: int) -> slice:
-    if self._config.pooling == "cls":
-      return slice(0, 1)
-    if not prompt or self._config.include_prompt:
-      return slice(0, length)
-    # Neither [CLS] nor the prompt counts, as in sentence-transformers.
-    [tokens] = self._tokenizer.encode_batch([prompt])
-    before, _ = self._tokenizer.template(1)
-    return slice(min(len(before) + len(tokens), length - 1), length)
 
 
 class Singles(GroupSource):

@@ -67,12 +67,11 @@ class GroupSource(PackedRecords):
 
   def __init__(self, path: str, groups: Sequence[Group], config, cut: int = 0):
     """`config` is an `EmbedderConfig`; `cut` texts lost their end."""
-    self._own_tokens = longest = 0
+    longest = 0
     sizes_of = []
     for group in groups:
       sizes_of.append([len(text.ids) for text in group.texts])
       longest = max(longest, sum(sizes_of[-1]))
-      self._own_tokens += sum(sizes_of[-1])
     # Attention costs the square of a row: two long texts share one at most.
     self.rows_of_record = max(1, -(-longest // (2 * config.max_seq_length)))
     layouts, lengths = [], []
@@ -113,9 +112,6 @@ class GroupSource(PackedRecords):
           identities[record, g, t] = text.identity
           ends[row] = end
     return GroupBatch(ids, mask, pooled, identities, scores, weights)
-
-  def own_tokens(self) -> int:
-    return self._own_tokens
 
   def batch(self, columns, row_weights):
     tf, batch = later.tf, super().batch(columns, row_weights)

@@ -179,17 +179,15 @@ class PackedRecords:
     """Sizes, for the console."""
     lengths = self._lengths
     tokens = self.tokens * self.rows_of_record
-    padding = 1.0 - self.own_tokens() / (len(self) * tokens)
+    # Either mask numbers a token's example from 1.
+    used = np.count_nonzero(self._columns.input_mask)
+    padding = 1.0 - used / (len(self) * tokens)
     cut = f"; {self._cut:,} examples were longer and lost their end"
     return (
       f"{self._path}: {len(lengths):,} examples of {min(lengths)} to "
       f"{max(lengths)} tokens in {len(self):,} records of {tokens}, "
       f"{padding:.1%} padding{cut if self._cut else ''}"
     )
-
-  def own_tokens(self) -> int:
-    """All tokens of the examples."""
-    return sum(self._lengths)
 
   def fingerprint(self) -> str:
     """Equal on ranks with equal data."""

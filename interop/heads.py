@@ -9,6 +9,7 @@ from common import tensorflow_v1 as later
 from common.errors import UserError
 from finetuning import classification, ner, squad
 from finetuning.behaviour import INPUTS, Behaviour, text_and_shares
+from finetuning.windows import prompt_tokens
 from model import tasks
 from text_encoders.base import MASK
 
@@ -58,11 +59,10 @@ class EmbeddingBehaviour(EncoderBehaviour):
 
   def arrays(self, ids, context):
     masks = [np.ones_like(row) for row in ids]
-    if not context.task.get("include_prompt", True) and context.prompt:
-      # As sentence-transformers: [CLS] and the tokens of the prompt alone.
-      (prompt,) = context.tokenizer.encode_batch([context.prompt])
+    if not context.task.get("include_prompt", True):
+      count = prompt_tokens(context.tokenizer, context.prompt)
       for mask in masks:
-        mask[: len(context.tokenizer.template(1)[0]) + len(prompt)] = 0
+        mask[:count] = 0
     return {tasks.POOLED: masks}
 
   def encode(self, one, context):

@@ -26,7 +26,7 @@ from common.errors import DataError, UserError
 from common.settings import in_group, run_with, setting
 from corpus import text_files
 from interop import model_source, predictions
-from model.tasks import DOCUMENT, QUERY
+from model.tasks import CLASSIFIER, DOCUMENT, QUERY
 from retrieval import beir, bm25, index, measures, nearest, texts
 from tools import embed
 
@@ -78,10 +78,11 @@ class Reranker:
     labels = task.get("labels") or [""]
     label = settings.rerank_label or labels[-1]
     columns = task.get("columns") or {}
-    problem = f"reads no pairs ({task['task']})"
-    if task["task"] == "classifier" and columns.get("text_pair", True):
+    reads_pairs = task["task"] == CLASSIFIER and columns.get("text_pair", True)
+    if not reads_pairs or label not in labels:
       problem = f"its labels are {', '.join(labels)}, not {label}"
-    if label not in labels or problem.startswith("reads"):
+      if not reads_pairs:
+        problem = f"reads no pairs ({task['task']})"
       raise UserError(
         f"--rerank={name}: {problem}: name a classifier or regression of pairs "
         "of run_classifier.py, and its --rerank_label"
