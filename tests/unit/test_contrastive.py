@@ -57,7 +57,7 @@ def groups(texts=3, count=11, seed=0):
   """Groups in which texts repeat and are missing, and one that is none."""
   rng = np.random.default_rng(seed)
   ids = rng.integers(0, 14, [count, texts]).astype(np.int32)
-  ids[:, 0] = rng.integers(20, 28, count)
+  ids[:, 0] = rng.integers(8, 18, count)  # some are documents, too
   ids[2, 2:] = NO_TEXT
   weights = np.ones(count, np.float32)
   weights[4], ids[4] = 0, NO_TEXT
