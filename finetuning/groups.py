@@ -13,6 +13,7 @@ import numpy as np
 
 from common import tensorflow_v1 as later
 from finetuning.packed import PackedRecords
+from records import packing
 
 NO_TEXT = -1  # instead of a text's identity
 
@@ -81,8 +82,8 @@ class GroupSource(PackedRecords):
       # A group takes as much of each row as of its fullest one.
       of_rows = np.bincount(row_of, sizes, self.rows_of_record)
       lengths.append(int(of_rows.max()))
-    most = max([2 * config.max_seq_length, *lengths])
-    super().__init__(path, groups, lengths, config, most, cut)
+    tokens = packing.cheapest_length(lengths, config.examples_per_record)
+    super().__init__(path, groups, lengths, config, tokens, cut)
     self.texts = max(map(len, sizes_of))
     self.slots *= self.texts
     self._columns = self._laid_out(layouts)

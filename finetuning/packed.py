@@ -71,23 +71,18 @@ class PackedRecords:
     examples: Sequence,
     lengths: Sequence[int],
     config,
-    most_tokens: int,
+    tokens: int,
     cut: int = 0,
   ):
     """`config` is a `FinetuningConfig`; `cut` examples lost their end.
 
-    `examples` have a `where` and take `lengths` tokens, `most_tokens` at most.
-    A subclass lays them out in `_columns`, a named tuple with `weights`.
+    `examples` have a `where` and take `lengths` of a record's `tokens`. A
+    subclass lays them out in `_columns`, a named tuple with `weights`.
     """
     if not examples:
       raise DataError(f"{path}: no examples")
     self.examples, self._path, self._cut = examples, path, cut
-    self._lengths = [*lengths]
-    # Rows are as short as the longest example allows, in multiples of 8: what
-    # matmuls of GPUs prefer.
-    least = _ROW_TOKENS if config.examples_per_record > 1 else 1
-    longest = -(-max(max(self._lengths), least) // 8) * 8
-    self.tokens = min(most_tokens, longest)
+    self._lengths, self.tokens = [*lengths], tokens
     limits = packing.Limits(self.tokens, 0, config.examples_per_record)
     # The packer also counts predictions, which these examples have none of.
     nothing, rng = [0] * len(examples), np.random.default_rng(0)
@@ -217,9 +212,12 @@ class PackedSource(PackedRecords):
     cut: int = 0,
   ):
     lengths = [len(example.ids) for example in examples]
-    super().__init__(
-      path, examples, lengths, config, config.max_seq_length, cut
-    )
+    # Rows are as short as the longest example allows, in multiples of 8: what
+    # matmuls of GPUs prefer.
+    least = _ROW_TOKENS if config.examples_per_record > 1 else 1
+    longest = -(-max([*lengths, least]) // 8) * 8
+    tokens = min(config.max_seq_length, longest)
+    super().__init__(path, examples, lengths, config, tokens, cut)
     rows = self._records
     slots = (len(rows), self.slots)
     positions = np.zeros([3, len(examples)], np.int64)

@@ -82,3 +82,16 @@ def test_random_sizes_fill_records_and_chance_decides_who_meets():
   assert again == packs
   meetings = lambda ps: {frozenset(p) for p in ps if len(p) > 1}
   assert len(meetings(packs) & meetings(other)) < 0.25 * len(meetings(packs))
+
+
+@pytest.mark.parametrize(
+  "tokens, examples, want",
+  [
+    ([10] * 9, 32, 32),  # three in each
+    ([10] * 9, 1, 16),
+    ([40, 62] * 400, 32, 104),  # one of each; two of 62 are most of 128
+    ([], 32, 8),
+  ],
+)
+def test_a_record_is_as_long_as_its_examples_fill_it(tokens, examples, want):
+  assert packing.cheapest_length(tokens, examples) == want
