@@ -42,6 +42,7 @@ from model.layers import (
   hashed_seed,
   layer_norm,
   layer_norm_and_dropout,
+  means_of,
   reshape_from_matrix,
   reshape_to_matrix,
 )
@@ -228,10 +229,7 @@ class _Layout(NamedTuple):
     if self.members is None:
       return tf.reduce_mean(outputs, axis=1)
     members = tf.cast(self.members, policy.losses)
-    totals = reshape_to_matrix(tf.matmul(members, outputs))
-    # A missing example has no tokens, and a mean of 0.
-    counts = tf.reshape(tf.reduce_sum(members, axis=2), [-1, 1])
-    return totals / tf.maximum(counts, 1.0)
+    return reshape_to_matrix(means_of(members, outputs))
 
 
 def _layout(input_mask, seq_length, examples_per_sequence) -> _Layout:

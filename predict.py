@@ -154,7 +154,7 @@ def open_predictor(source: model_source.Source, settings: PredictSettings):
         texts[number] = line.strip()
     if not texts:
       raise UserError(f"--nearest_in={path}: there is no text in it")
-    embedder = embedding.open_source(source, settings.max_seq_length)
+    embedder = embedding.open_embedder(source, settings.max_seq_length)
     return embedding.NearestTexts(embedder, texts, settings.top_k)
   from interop import inference  # it loads TensorFlow
 

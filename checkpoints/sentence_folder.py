@@ -20,11 +20,11 @@ _LIBRARY = "sentence_transformers"
 MODULES_FILE, SETTINGS_FILE = "modules.json", f"config_{_LIBRARY}.json"
 _CONFIG_FILE, _LENGTH_FILE = "config.json", "sentence_bert_config.json"
 _KINDS = "Transformer", "Pooling", "Normalize"
-# The older files have a boolean, pooling_mode_NAME, for each of these.
+# The older files have a boolean for each; all versions know these four.
 _MODES = {
-  "cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max",
-  "mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-  "weightedmean_tokens": "weightedmean", "lasttoken": "lasttoken",
+  "pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean",
+  "pooling_mode_max_tokens": "max",
+  "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
 }  # fmt: skip
 _MODULES = [{"type": str, "path": str}]
 _POOLING = {"pooling_mode": POOLINGS, "include_prompt": bool}
@@ -110,10 +110,10 @@ def read_task(encoder: str, positions: int) -> tuple[dict, list[str]]:
 def _pooling(folder: str) -> dict:
   """The keys "pooling" and "include_prompt" of task.json."""
   content = {"include_prompt": True, **_read(folder, _CONFIG_FILE, {})}
-  modes = content.get("pooling_mode") or []
-  for name, mode in _MODES.items():
-    if "pooling_mode" not in content and content.get(f"pooling_mode_{name}"):
-      modes.append(mode)
+  modes = content.get("pooling_mode")
+  if "pooling_mode" not in content:
+    older = [k for k in content if k.startswith("pooling_mode_") and content[k]]
+    modes = [_MODES.get(key, key) for key in older]
   if isinstance(modes, list):  # several are put one after the other
     modes = " + ".join(map(str, modes)) or POOLINGS[0]
   try:
@@ -169,12 +169,9 @@ def write(folder: str, task: dict, width: int, length: int) -> None:
   `width`: the numbers of a vector, `length`: the most tokens of a text.
   """
   pooling: dict = {"word_embedding_dimension": width}
-  for name, mode in _MODES.items():
-    pooling[f"pooling_mode_{name}"] = mode == task.get("pooling", POOLINGS[0])
-  # The first versions know neither the newer modes nor this key.
-  for name in ("weightedmean_tokens", "lasttoken"):
-    del pooling[f"pooling_mode_{name}"]
-  if not task.get("include_prompt", True):
+  for key, mode in _MODES.items():
+    pooling[key] = mode == task.get("pooling", POOLINGS[0])
+  if not task.get("include_prompt", True):  # the first versions lack it
     pooling["include_prompt"] = False
   modules = []
   for number, name in enumerate(_KINDS[: 2 + task.get("normalize", False)]):

@@ -12,7 +12,6 @@ import numpy as np
 from common import json_files
 from common.errors import DataError
 from finetuning.windows import encode_pair
-from model import tasks
 from model.tasks import Head
 from text_encoders.base import Encoder
 
@@ -39,12 +38,6 @@ class Context(NamedTuple):
   max_seq_length: int
   top_k: int = 5  # most words or answers of a prediction
   pooling: str = "mean"  # from tokens to a vector: "mean" or "cls"
-  side: str = tasks.QUERY  # of a search, for what embeds texts
-
-  @property
-  def prompt(self) -> str:
-    """What an embedder reads before each text."""
-    return self.task.get("prompts", {}).get(self.side, "")
 
   def labels(self, count: int) -> list[str]:
     """The names of `count` labels; their numbers if no file names them."""

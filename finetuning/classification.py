@@ -14,7 +14,8 @@ from checkpoints.metrics import BestBy
 from common import tensorflow_v1 as later
 from common.errors import UserError
 from common.settings import in_group
-from finetuning import metrics, packed, tables
+from corpus import tables
+from finetuning import metrics, packed
 from finetuning.behaviour import PAIR, Behaviour, text_and_shares
 from finetuning.labels import LabelledTask
 from finetuning.task import FinetuningConfig

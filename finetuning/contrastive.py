@@ -43,10 +43,9 @@ class Losses(NamedTuple):
   """A loss of groups, whose mean by `weights` is the update's."""
 
   gradient: tf.Tensor  # float32 [n, T, H], of that mean by `vectors`
-  losses: tf.Tensor  # float32 [n], nats
-  # float32 [n], 1 where no text is nearer to the anchor than its positive;
-  # None for scores.
-  correct: tf.Tensor | None
+  # float32 [n] each: "loss", nats, and but for scores "correct", 1 where no
+  # text is nearer to the anchor than its positive.
+  by_group: dict[str, tf.Tensor]
 
 
 def info_nce(
@@ -63,88 +62,99 @@ def info_nce(
   """
   count, texts, width = groups.vectors.shape.as_list()
   block = min(count, max(1, _BLOCK_SCORES // (count * texts)))
-  total = tf.reduce_sum(groups.weights)
+  total = tf.maximum(tf.reduce_sum(groups.weights), 1.0)
+  kinds = _text_kinds(groups)
 
-  def of_first(size: int) -> Losses:
-    units = tf.nn.l2_normalize(groups.vectors[:, :, :size], axis=2)
-
-    def add_block(first, gradient, losses, correct):
-      # The last block begins earlier, and its first anchors do not count again.
-      start = tf.minimum(first, count - block)
-      rows = start + tf.range(block)
-      fresh = tf.cast(rows >= first, tf.float32)
-      own_units = tf.identity(units)
-      of_rows, right = _of_anchors(
-        own_units, groups, rows, temperature, both_directions
+  def add_block(first, gradient, losses, correct):
+    # The last block begins earlier, and its first anchors do not count again.
+    rows = tf.minimum(first, count - block) + tf.range(block)
+    fresh = tf.cast(rows >= first, tf.float32)
+    vectors, of_rows = tf.identity(groups.vectors), 0.0
+    for size in dims or [width]:
+      units = tf.nn.l2_normalize(vectors[:, :, :size], axis=2)
+      of_size, right = _of_anchors(
+        units, kinds, rows, temperature, both_directions
       )
-      weights = tf.gather(groups.weights, rows) * fresh
-      loss = tf.reduce_sum(of_rows * weights) / tf.maximum(total, 1.0)
-      gradient += tf.gradients(loss, own_units)[0]
-      at, shape = rows[:, None], [count]
-      losses += tf.scatter_nd(at, of_rows * fresh, shape)
-      correct += tf.scatter_nd(at, right * fresh, shape)
-      return first + block, gradient, losses, correct
+      of_rows += of_size
+    weights = tf.gather(groups.weights, rows) * fresh
+    loss = tf.reduce_sum(of_rows * weights) / total
+    gradient += tf.gradients(loss, vectors)[0]
+    losses += tf.scatter_nd(rows[:, None], of_rows * fresh, [count])
+    correct += tf.scatter_nd(rows[:, None], right * fresh, [count])
+    return first + block, gradient, losses, correct
 
-    nothing = tf.zeros([count])
-    state = tf.constant(0), tf.zeros_like(units), nothing, nothing
-    if block == count:
-      _, gradient, losses, correct = add_block(*state)
-    else:
-      _, gradient, losses, correct = tf.while_loop(
-        lambda first, *_: first < count, add_block, state,
-        parallel_iterations=1, back_prop=False,
-      )  # fmt: skip
-    gradient = tf.gradients(units, groups.vectors, gradient)[0]
-    return Losses(gradient, losses, correct)
-
-  gradient = losses = 0.0
-  for size in dims or [width]:
-    part = of_first(size)
-    gradient += part.gradient
-    losses += part.losses
-  return Losses(gradient, losses, part.correct)
+  nothing = tf.zeros([count])
+  _, gradient, losses, correct = tf.while_loop(
+    lambda first, *_: first < count,
+    add_block,
+    (tf.constant(0), tf.zeros_like(groups.vectors), nothing, nothing),
+    parallel_iterations=1,
+    back_prop=False,
+  )
+  return Losses(gradient, {"loss": losses, "correct": correct})
 
 
-def _of_anchors(units, groups: Groups, rows, temperature, both_directions):
+def _text_kinds(groups: Groups) -> tf.Tensor:
+  """int32 [n, T]: numbers from 0 that equal texts share; -1: no text."""
+  identities = groups.identities
+  with tf.device("/cpu:0"):  # a GPU has no kernel for it
+    _, kinds = tf.unique(tf.reshape(identities, [-1]))
+  kinds = tf.reshape(kinds, identities.shape)
+  return tf.where(identities < 0, identities, kinds)
+
+
+def _of_anchors(units, kinds, rows, temperature, both_directions):
   """Losses of the anchors `rows`, int [r], and whether they are right."""
   count, texts, width = units.shape.as_list()
-  texts_of = groups.identities
-  anchors, positives = texts_of[:, 0], texts_of[:, 1]
-  own = tf.one_hot(rows, count, dtype=tf.bool, on_value=True, off_value=False)
-
-  def equal(one, others):
-    return tf.equal(tf.gather(one, rows)[:, None], others[None])
-
-  same = equal(anchors, anchors) | equal(positives, positives)
-  # A positive of an equal anchor is a positive, too.
-  skipped = [same | equal(anchors, positives)]
-  for number in range(2, texts):
-    negatives = texts_of[:, number]
-    is_same = equal(anchors, negatives) | equal(positives, negatives)
-    skipped.append(is_same | tf.less(negatives, 0)[None])
-  missing = tf.less(anchors, 0)[None]
-  skipped[0] |= missing
-  # [r, n x (T - 1)]: all positives, then all first negatives and so on.
+  # [n x (T - 1)]: all positives, then all first negatives and so on.
   documents = tf.reshape(
     tf.transpose(units[:, 1:], [1, 0, 2]), [count * (texts - 1), width]
   )
-  skip = tf.concat([skipped[0] & ~own, *skipped[1:]], axis=1)
+  of_documents = tf.reshape(tf.transpose(kinds[:, 1:]), [-1])
+  anchors, positives = kinds[:, 0], kinds[:, 1]
   losses, right = _cross_entropy(
-    tf.gather(units[:, 0], rows), documents, rows, skip, temperature
+    tf.gather(units[:, 0], rows),
+    documents,
+    rows,
+    _belong(rows, anchors, positives, of_documents, count * texts),
+    temperature,
   )
   if both_directions:
-    skip = (same | equal(positives, anchors) | missing) & ~own
     backward, _ = _cross_entropy(
-      tf.gather(units[:, 1], rows), units[:, 0], rows, skip, temperature
+      tf.gather(units[:, 1], rows),
+      units[:, 0],
+      rows,
+      _belong(rows, positives, anchors, anchors, count * texts),
+      temperature,
     )
     losses = (losses + backward) / 2.0
   return losses, right
 
 
+def _belong(rows, queries, targets, texts, count):
+  """bool [r, m]: which of `texts` are no negatives of the `queries` at `rows`.
+
+  A text is none if it equals the query or the target of any equal query, or is
+  missing. All are kinds of texts, of `count` ones; `targets` are by query.
+  """
+  kind = tf.gather(queries, rows)[:, None]
+  is_query = tf.cast(tf.equal(kind, queries[None]), tf.float32)  # [r, n]
+  # [count, r]: above 0 for the kinds that a query belongs to.
+  targets_of = tf.math.unsorted_segment_max(
+    tf.transpose(is_query), targets, count
+  )
+  is_target = tf.gather(targets_of, tf.maximum(texts, 0)) > 0
+  return tf.equal(kind, texts[None]) | tf.transpose(is_target) | (texts < 0)
+
+
 def _cross_entropy(queries, texts, targets, skip, temperature):
   """float32 [r] each: losses of [r, H] queries, and 1 where they are right."""
   scores = tf.matmul(queries, texts, transpose_b=True) / temperature
-  scores = tf.where(skip, tf.fill(tf.shape(scores), _FAR), scores)
+  own = tf.one_hot(
+    targets, tf.shape(texts)[0], dtype=tf.bool, on_value=True, off_value=False
+  )
+  far = tf.fill(tf.shape(scores), _FAR)
+  scores = tf.where(skip & ~own, far, scores)
   of_target = tf.gather(scores, targets, axis=1, batch_dims=1)
   losses = tf.reduce_logsumexp(scores, axis=1) - of_target
   is_right = of_target >= tf.reduce_max(scores, axis=1)
@@ -177,7 +187,7 @@ def cosent(groups: Groups, temperature: float, dims=()) -> Losses:
       total += tf.math.log1p(tf.reduce_sum(weights * tf.exp(-logits) * lower))
     loss = tf.cast(total, tf.float32)
     gradient = tf.gradients(loss, groups.vectors)[0]
-  return Losses(gradient, tf.fill(tf.shape(groups.weights), loss), None)
+  return Losses(gradient, {"loss": tf.fill(tf.shape(groups.weights), loss)})
 
 
 def gather(groups: Groups, comm) -> Groups:
@@ -214,6 +224,11 @@ def embed(
   records, rows, tokens = layers.get_shape_list(batch.input_ids)
   _, groups, texts = layers.get_shape_list(batch.identities)
   shape = [records * rows, tokens]
+  pooled, positions = tf.reshape(batch.pooled_mask, shape), None
+  if task.describe()["pooling"] == "cls":  # the last layer is needed there only
+    is_pooled = tf.cast(pooled > 0, tf.float32)
+    _, positions = tf.math.top_k(is_pooled, min(tokens, groups * texts))
+    pooled = tf.gather(pooled, positions, batch_dims=1)
   # The second pass reads the variables that the first one made.
   with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE):
     model = heads.bert_model(
@@ -224,16 +239,15 @@ def embed(
       dropout_seed=dropout_seed,
       examples_per_sequence=groups * texts,
       with_pooler=False,
+      positions=positions,
     )
-  numbers = tf.reshape(batch.pooled_mask, [records, rows * tokens])
   outputs = tf.cast(model.get_sequence_output(), tf.float32)
-  outputs = tf.reshape(outputs, [*numbers.shape, outputs.shape[2]])
-  # [B, R * S, G * T]: 1 for the text of a token. A missing text gets zeros.
-  owners = tf.one_hot(numbers - 1, groups * texts)
-  totals = tf.matmul(owners, outputs, transpose_a=True)
-  counts = tf.reduce_sum(owners, axis=1)[:, :, None]
-  means = totals / tf.maximum(counts, 1.0)
-  return tf.reshape(means, [records * groups, texts, outputs.shape[2]])
+  width = outputs.shape[2]
+  # [B, G * T, tokens of a record]: 1 for the text of a token.
+  numbers = tf.reshape(pooled, [records, -1])
+  members = tf.one_hot(numbers - 1, groups * texts, axis=1)
+  means = layers.means_of(members, tf.reshape(outputs, [*numbers.shape, width]))
+  return tf.reshape(means, [records * groups, texts, width])
 
 
 class Pass(NamedTuple):
@@ -243,74 +257,38 @@ class Pass(NamedTuple):
   number: tf.Tensor  # int32, as in a `MicroBatch`
 
 
-class Store:
+class Queue:
   """What one pass over an update's micro-batches keeps for the next.
 
-  Its variables are this rank's, and never saved: a stopped update is made
-  again.
+  It is this rank's, and never saved: a stopped update is made again.
   """
 
-  def __init__(self, one: Pass, vectors: tf.Tensor, count: int):
-    """Room for `count` micro-batches like `one`, and their `vectors`."""
-    self._count = count
-    results = Losses(vectors, vectors[:, 0, 0], vectors[:, 0, 0])
-    self._vectors = self._room("vectors", vectors)
-    self._losses = []
-    for name, like in results._asdict().items():
-      self._losses.append(self._room(name, like))
+  def __init__(self, one, count: int):
+    """Room for `count` micro-batches, of tensors like those nested in `one`."""
+    self._one, self._count = one, count
+    types, shapes = [], []
+    for tensor in tf.nest.flatten(one):
+      types.append(tensor.dtype)
+      shapes.append(tensor.shape)
     with tf.device("/cpu:0"):  # batches come from there
-      self._passes = []
-      for index, tensor in enumerate(tf.nest.flatten(one)):
-        self._passes.append(self._room(f"pass_{index}", tensor))
-      # How many micro-batches the second pass has read.
-      self._read = tf.get_local_variable(
-        "contrastive/read", [], tf.int32, tf.zeros_initializer(),
-        use_resource=True,
-      )  # fmt: skip
-    self._like = one
+      self._queue = tf.queue.FIFOQueue(count, types, shapes)
 
-  def _room(self, name: str, like: tf.Tensor) -> tf.Variable:
-    return tf.get_local_variable(
-      f"contrastive/{name}", [self._count, *like.shape.as_list()], like.dtype,
-      tf.zeros_initializer(), use_resource=True,
-    )  # fmt: skip
+  def put(self, values) -> tf.Operation:
+    """An op that keeps a micro-batch's tensors."""
+    return self._queue.enqueue(tf.nest.flatten(values))
 
-  def keep(self, one: Pass, vectors: tf.Tensor) -> tf.Operation:
-    """An op that keeps a micro-batch and its vectors."""
-    index, kept = one.number % self._count, []
-    rooms = [self._vectors, *self._passes]
-    values = [vectors, *tf.nest.flatten(one)]
-    for room, value in zip(rooms, values, strict=True):
-      kept.append(tf.scatter_update(room, index, value))
-    return tf.group(*kept, self._read.assign(0, read_value=False))
+  def put_all(self, values) -> tf.Operation:
+    """An op that keeps all micro-batches' tensors, [count, ...] each."""
+    return self._queue.enqueue_many(tf.nest.flatten(values))
 
-  def all_groups(self) -> Groups:
-    """All groups of this rank's update."""
-    batches = tf.nest.pack_sequence_as(self._like, self._passes).batch
-    return groups_of(batches, self._vectors)
+  def take(self):
+    """The next micro-batch's tensors."""
+    return tf.nest.pack_sequence_as(self._one, self._queue.dequeue())
 
-  def keep_losses(self, losses: Losses) -> tf.Operation:
-    """An op that keeps the losses of `all_groups`."""
-    kept = []
-    for room, value in zip(self._losses, losses, strict=True):
-      if value is not None:
-        kept.append(room.assign(tf.reshape(value, room.shape)))
-    return tf.group(*kept)
-
-  def next(self, has_correct: bool) -> tuple[Pass, Losses, tf.Operation]:
-    """A micro-batch, its losses, and the op that moves on to the next one."""
-    index = self._read.read_value()
-    kept = []
-    for room in (*self._passes, *self._losses):
-      kept.append(tf.gather(room, index))
-    *one, gradient, losses, correct = kept
-    with tf.control_dependencies([index]):
-      move = self._read.assign_add(1, read_value=False)
-    return (
-      tf.nest.pack_sequence_as(self._like, one),
-      Losses(gradient, losses, correct if has_correct else None),
-      move,
-    )
+  def take_all(self):
+    """All micro-batches' tensors, [count, ...] each."""
+    tensors = self._queue.dequeue_many(self._count)
+    return tf.nest.pack_sequence_as(self._one, tensors)
 
 
 def groups_of(batch: GroupBatch, vectors) -> Groups:
@@ -326,14 +304,12 @@ def groups_of(batch: GroupBatch, vectors) -> Groups:
 
 def losses_of_rank(own: Groups, task: FinetuningTask, comm) -> Losses:
   """The losses of a rank's groups, beside those of all ranks."""
-  count = own.vectors.shape.as_list()[0]
   everyone = task.losses(gather(own, comm))
+  count = own.vectors.shape.as_list()[0]
   first = comm.rank * count
-  parts = []
-  for values in everyone:
-    is_there = values is not None
-    parts.append(values[first : first + count] if is_there else None)
-  return Losses(*parts)
+  return tf.nest.map_structure(
+    lambda values: values[first : first + count], everyone
+  )
 
 
 def training_step(
@@ -343,7 +319,7 @@ def training_step(
   loss_scale = mixed_precision.make_loss_scale(
     config.loss_scale, config.uses_fp16
   )
-  ranks = comm.data_parallel
+  ranks, count = comm.data_parallel, plan.accumulation
   one = Pass(micro.batch, micro.number)
 
   def vectors_of(one: Pass):
@@ -362,29 +338,34 @@ def training_step(
 
   vectors = jit.compiled(lambda: vectors_of(one), ("step",))()
   # Between a program's forward and backward pass nothing can be gathered.
-  if plan.accumulation == 1 and config.xla != "step":
+  if count == 1 and config.xla != "step":
     own = losses_of_rank(groups_of(one.batch, vectors), task, ranks)
     return ops(one, *backward(one, vectors, own))
-  store = Store(one, vectors, plan.accumulation)
-  own = losses_of_rank(store.all_groups(), task, ranks)
-  second, kept, move = store.next(own.correct is not None)
+  first = Queue((one, vectors), count)
+  passes, all_vectors = first.take_all()
+  own = losses_of_rank(groups_of(passes.batch, all_vectors), task, ranks)
+  by_pass = tf.nest.map_structure(
+    lambda values: tf.reshape(values, [count, -1, *values.shape[1:]]), own
+  )
+  second = Queue((one, tf.nest.map_structure(lambda v: v[0], by_pass)), count)
+  again, own = second.take()
 
   def forward_and_backward():
-    return backward(second, vectors_of(second), kept)
+    return backward(again, vectors_of(again), own)
 
   gradients, sums = jit.compiled(forward_and_backward, ("step",))()
-  built = ops(second, gradients, sums)
-  return built._replace(
-    accumulate=tf.group(built.accumulate, move),
-    first_pass=store.keep(one, vectors),
-    between=store.keep_losses(own),
+  return ops(again, gradients, sums)._replace(
+    first_pass=first.put((one, vectors)),
+    between=second.put_all((passes, by_pass)),
   )
 
 
 def _sums(batch: GroupBatch, own: Losses) -> modeling.FinetuningSums:
   shape = layers.get_shape_list(batch.weights)
   tokens = tf.reshape(batch.input_mask, [shape[0], -1])
-  correct = None if own.correct is None else tf.reshape(own.correct, shape)
+  by_slot = {"correct": None}
+  for name, values in own.by_group.items():
+    by_slot[name] = tf.reshape(values, shape)
   return modeling.finetuning_sums(
-    tf.reshape(own.losses, shape), correct, batch._replace(input_mask=tokens)
+    by_slot["loss"], by_slot["correct"], batch._replace(input_mask=tokens)
   )

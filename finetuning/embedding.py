@@ -3,7 +3,7 @@
 import dataclasses
 import io
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -14,13 +14,14 @@ from common import tensorflow_v1 as later
 from common.console import counted
 from common.errors import UserError
 from common.settings import in_group
-from finetuning import metrics, tables
+from corpus import tables
+from finetuning import metrics, sides
 from finetuning.groups import Group, GroupSource, Text
 from finetuning.task import FinetuningConfig, FinetuningTask
-from finetuning.windows import encode_pair, prompt_tokens
 from model import tasks
 from model.tasks import DOCUMENT, QUERY
 from retrieval import beir, measures, nearest
+from retrieval.texts import is_beir
 
 _data, _model = in_group("Data"), in_group("Model")
 _loss, _eval = in_group("Loss"), in_group("Evaluation")
@@ -97,112 +98,71 @@ class EmbedderConfig(FinetuningConfig):
     return [int(size) for size in self.matryoshka_dims]
 
 
-class Pairs(NamedTuple):
-  """The columns of a table of pairs, [n] each."""
+class Pair(NamedTuple):
+  """A row of a table of pairs."""
 
-  lines: list[int]
-  firsts: list[str]
-  seconds: list[str]
-  negatives: list[list[str]]
-  scores: list[float]
+  line: int
+  first: str
+  second: str
+  negatives: list[str]
+  score: float
 
 
 class Texts:
   """Texts as inputs of the encoder, each encoded once."""
 
-  def __init__(self, config: EmbedderConfig):
-    self._config, self._tokenizer = config, config.tokenizer()
-    self._prompts = {
-      QUERY: config.query_prompt,
-      DOCUMENT: config.document_prompt,
+  def __init__(self, config: EmbedderConfig, task: dict):
+    """`task` is the content of task.json."""
+    tokenizer = config.tokenizer()
+    self._sides = {
+      QUERY: sides.of_task(
+        task, QUERY, tokenizer, config.query_length or config.max_seq_length
+      ),
+      DOCUMENT: sides.of_task(task, DOCUMENT, tokenizer, config.max_seq_length),
     }
-    self._lengths = {
-      QUERY: config.query_length or config.max_seq_length,
-      DOCUMENT: config.max_seq_length,
-    }
-    # The tokens that a vector is the mean of.
-    self._pooled = {}
-    for side, prompt in self._prompts.items():
-      first = 0
-      if not config.include_prompt:
-        first = prompt_tokens(self._tokenizer, prompt)
-      is_cls = config.pooling == "cls"
-      self._pooled[side] = slice(0, 1) if is_cls else slice(first, None)
     self._known: dict[tuple[str, str], Text] = {}
     self._identities: dict[str, int] = {}
     self.cut = 0  # texts that lost their end
 
   def encode(self, texts: Iterable[str], side: str) -> list[Text]:
     """The texts, of which all are searched with or all are found."""
-    texts, prompt, new, prompted = [*texts], self._prompts[side], [], []
+    texts, new = [*texts], []
     for text in dict.fromkeys(texts):
       if (side, text) not in self._known:
         new.append(text)
-        prompted.append(f"{prompt}{text}")
-    ids_of = self._tokenizer.encode_batch(prompted)
-    for text, tokens in zip(new, ids_of, strict=True):
-      ids, _, lost = encode_pair(self._tokenizer, self._lengths[side], tokens)
+    own = self._sides[side]
+    for text, (ids, lost) in zip(new, own.encode(new), strict=True):
       self.cut += lost > 0
       identity = self._identities.setdefault(text, len(self._identities))
-      self._known[side, text] = Text(ids, self._pooled[side], identity)
+      self._known[side, text] = Text(ids, own.pooled, identity)
     return [self._known[side, text] for text in texts]
+
+
+# Vectors of the texts of a set, float32 [texts, d] -> metrics.
+Measure = Callable[[np.ndarray], dict[str, float]]
 
 
 class Singles(GroupSource):
   """Texts one by one, to evaluate or predict with."""
 
   def __init__(
-    self, path: str, texts: list[Text], wheres: Iterable, config, cut: int
+    self,
+    path: str,
+    texts: list[Text],
+    wheres: Iterable,
+    config,
+    cut: int,
+    measure: Measure | None = None,
   ):
     groups = []
     for text, where in zip(texts, wheres, strict=True):
       groups.append(Group([text], str(where)))
     super().__init__(path, groups, config, cut)
+    self.measure = measure
 
   def vectors(self, outputs: dict) -> np.ndarray:
     """float32 [texts, H]"""
     return outputs["vectors"][self.record_of, self.slot_of]
-
-  def results(self, vectors: np.ndarray) -> dict[str, float]:
-    """Metrics of the vectors."""
-    raise NotImplementedError
-
-
-class Search(Singles):
-  """Queries, and the documents to find."""
-
-  def __init__(self, path: str, collection: beir.Collection, config):
-    texts, self._collection = Texts(config), collection
-    queries = texts.encode(collection.queries.values(), QUERY)
-    documents = texts.encode(collection.documents.values(), DOCUMENT)
-    names = [*collection.queries, *collection.documents]
-    super().__init__(path, queries + documents, names, config, texts.cut)
-
-  def results(self, vectors):
-    count = len(self._collection.queries)
-    both = vectors[:count], vectors[count:]
-    results = {}
-    for name, value in measures.of_vectors(self._collection, *both).items():
-      results[name.replace("@", "_at_")] = value
-    return results
-
-
-class Scored(Singles):
-  """Pairs of texts with scores."""
-
-  def __init__(self, path: str, pairs: Pairs, config):
-    texts, self._scores = Texts(config), np.array(pairs.scores)
-    both = texts.encode(pairs.firsts, QUERY)
-    both += texts.encode(pairs.seconds, DOCUMENT)
-    super().__init__(path, both, pairs.lines * 2, config, texts.cut)
-
-  def results(self, vectors):
-    firsts, seconds = np.split(nearest.unit(vectors), 2)
-    cosines = np.sum(firsts * seconds, axis=1)
-    results = {}
-    for name in ("spearman", "pearson"):
-      results[name] = metrics.OF_NUMBERS[name](self._scores, cosines)
-    return results
 
 
 class Embedding(FinetuningTask):
@@ -222,47 +182,81 @@ class Embedding(FinetuningTask):
 
   def read(self, part):
     path, config = self.config.path(part), self.config
+    texts = Texts(config, self.describe())
     if part == "predict":
-      return self._read_singles(path)
+      return self._read_singles(path, texts)
     if part == "train":
-      return self._read_groups(path)
-    if beir.is_folder(path):
-      return Search(path, beir.read(path), config)
+      return self._read_groups(path, texts)
+    if is_beir(path):
+      return self._read_search(path, beir.read(path), texts)
     pairs = self._pairs(path)
     if config.score_column:
-      return Scored(path, pairs, config)
-    return Search(path, collection_of(pairs), config)
+      return self._read_scored(path, pairs, texts)
+    return self._read_search(path, collection_of(pairs), texts)
 
-  def _read_singles(self, path: str) -> Singles:
+  def _read_singles(self, path: str, texts: Texts) -> Singles:
     rows = tables.read_table(path, all_rows=True)
     name = self.config.text_column
     column = tables.column(path, rows, name, "--text_column")
-    texts = Texts(self.config)
     inputs = texts.encode(column, DOCUMENT)
     lines = [row.line for row in rows]
     return Singles(path, inputs, lines, self.config, texts.cut)
 
-  def _read_groups(self, path: str) -> GroupSource:
-    pairs, texts = self._pairs(path), Texts(self.config)
-    # Texts of --simcse have one side: they are their own positives.
+  def _read_groups(self, path: str, texts: Texts) -> GroupSource:
+    # All at once, so that the tokenizer is called once. Texts of --simcse have
+    # one side: they are their own positives.
+    pairs = self._pairs(path)
     side = DOCUMENT if self.config.simcse else QUERY
-    firsts = texts.encode(pairs.firsts, side)
-    seconds = texts.encode(pairs.seconds, DOCUMENT)
-    # All at once, so that the tokenizer is called once.
-    texts.encode(itertools.chain(*pairs.negatives), DOCUMENT)
-    groups = []
-    for row, line in enumerate(pairs.lines):
-      negatives = texts.encode(pairs.negatives[row], DOCUMENT)
-      members = [firsts[row], seconds[row], *negatives]
-      groups.append(Group(members, f"line {line}", pairs.scores[row]))
+    firsts = texts.encode([pair.first for pair in pairs], side)
+    documents = []
+    for pair in pairs:
+      documents += [pair.second, *pair.negatives]
+    others, groups = iter(texts.encode(documents, DOCUMENT)), []
+    for first, pair in zip(firsts, pairs, strict=True):
+      members = [first, *itertools.islice(others, 1 + len(pair.negatives))]
+      groups.append(Group(members, f"line {pair.line}", pair.score))
     return GroupSource(path, groups, self.config, texts.cut)
+
+  def _read_search(
+    self, path: str, collection: beir.Collection, texts: Texts
+  ) -> Singles:
+    """Queries, and the documents to find."""
+    queries = texts.encode(collection.queries.values(), QUERY)
+    documents = texts.encode(collection.documents.values(), DOCUMENT)
+    names = [*collection.queries, *collection.documents]
+
+    def measure(vectors):
+      both = vectors[: len(queries)], vectors[len(queries) :]
+      results = {}
+      for name, value in measures.of_vectors(collection, *both).items():
+        results[name.replace("@", "_at_")] = value
+      return results
+
+    inputs = queries + documents
+    return Singles(path, inputs, names, self.config, texts.cut, measure)
+
+  def _read_scored(self, path: str, pairs: list[Pair], texts: Texts) -> Singles:
+    """Pairs of texts with scores."""
+    inputs = texts.encode([pair.first for pair in pairs], QUERY)
+    inputs += texts.encode([pair.second for pair in pairs], DOCUMENT)
+    lines = [pair.line for pair in pairs]
+    scores = np.array([pair.score for pair in pairs])
+
+    def measure(vectors):
+      firsts, seconds = np.split(nearest.unit(vectors), 2)
+      cosines, results = np.sum(firsts * seconds, axis=1), {}
+      for name in ("spearman", "pearson"):
+        results[name] = metrics.OF_NUMBERS[name](scores, cosines)
+      return results
+
+    return Singles(path, inputs, lines * 2, self.config, texts.cut, measure)
 
   def _column(self, path: str, rows, flag: str) -> list[str]:
     """The texts that a flag names, none of them empty."""
     name = getattr(self.config, flag)
     return tables.column(path, rows, name, f"--{flag}", may_be_empty=False)
 
-  def _pairs(self, path: str) -> Pairs:
+  def _pairs(self, path: str) -> list[Pair]:
     """A file's pairs, but for those of two equal texts, which teach nothing."""
     config, rows = self.config, tables.read_table(path)
     firsts = seconds = self._column(path, rows, "text_column")
@@ -272,24 +266,20 @@ class Embedding(FinetuningTask):
     if config.score_column:
       texts = self._column(path, rows, "score_column")
       scores = tables.numbers(path, rows, config.score_column, texts)
-    negatives = self._negatives(path, rows)
-    keeps_equal = config.simcse or config.score_column
-    columns: tuple[list, ...] = ([], [], [], [], [])
-    equal = []
-    for row, *values in zip(
-      rows, firsts, seconds, negatives, scores, strict=True
-    ):
-      if values[0] == values[1] and not keeps_equal:
-        equal.append(row.line)
-        continue
-      for column, value in zip(columns, (row.line, *values), strict=True):
-        column.append(value)
+    lines = [row.line for row in rows]
+    columns = lines, firsts, seconds, self._negatives(path, rows), scores
+    pairs, equal = [], []
+    for pair in map(Pair, *columns):
+      if pair.first != pair.second or config.simcse or config.score_column:
+        pairs.append(pair)
+      else:
+        equal.append(pair.line)
     if equal:
       self._notes.append(
         f"{path}: {counted(len(equal), 'row')} left out, whose text is its own "
         f"positive, first line {equal[0]} (--simcse learns from single texts)"
       )
-    return Pairs(*columns)
+    return pairs
 
   def _negatives(self, path: str, rows) -> list[list[str]]:
     """Each row's negatives."""
@@ -327,9 +317,9 @@ class Embedding(FinetuningTask):
 
   def results(self, source, outputs):
     vectors = source.vectors(outputs)
-    results = source.results(vectors)
+    results = source.measure(vectors)
     for size in self.config.dims:
-      for name, value in source.results(vectors[:, :size]).items():
+      for name, value in source.measure(vectors[:, :size]).items():
         results[f"{name}/{size}"] = value
     return results
 
@@ -358,17 +348,16 @@ class Embedding(FinetuningTask):
     }
 
 
-def collection_of(pairs: Pairs) -> beir.Collection:
+def collection_of(pairs: list[Pair]) -> beir.Collection:
   """Pairs as a search: each text's positives are to be found among all."""
   queries: dict[str, str] = {}  # text -> id, as documents
   documents: dict[str, str] = {}
   qrels: dict[str, dict[str, int]] = {}
-  columns = pairs.firsts, pairs.seconds, pairs.negatives
-  for first, second, negatives in zip(*columns, strict=True):
-    query = queries.setdefault(first, f"query {len(queries)}")
-    for text in (second, *negatives):
+  for pair in pairs:
+    query = queries.setdefault(pair.first, f"query {len(queries)}")
+    for text in (pair.second, *pair.negatives):
       documents.setdefault(text, f"document {len(documents)}")
-    qrels.setdefault(query, {})[documents[second]] = 1
+    qrels.setdefault(query, {})[documents[pair.second]] = 1
   return beir.Collection(
     dict(zip(queries.values(), queries, strict=True)),
     dict(zip(documents.values(), documents, strict=True)),

@@ -5,7 +5,6 @@ texts are examples of their own, each of which attends to itself only. A record
 has R rows of S tokens, so that a group of many texts needs no long row.
 """
 
-import heapq
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -54,12 +53,11 @@ def spread(lengths: Sequence[int], rows: int) -> list[int]:
   The longest texts come first, each goes into the shortest row (Graham 1969,
   https://doi.org/10.1137/0117039).
   """
-  filled = [(0, row) for row in range(rows)]
-  row_of = [0] * len(lengths)
-  for text in np.argsort(-np.asarray(lengths), kind="stable").tolist():
-    length, row = filled[0]
+  filled, row_of = [0] * rows, [0] * len(lengths)
+  for text in np.argsort(-np.asarray(lengths), kind="stable"):
+    row = filled.index(min(filled))
     row_of[text] = row
-    heapq.heapreplace(filled, (length + lengths[text], row))
+    filled[row] += lengths[text]
   return row_of
 
 
@@ -75,6 +73,7 @@ class GroupSource(PackedRecords):
       longest = max(longest, sum(sizes_of[-1]))
     # Attention costs the square of a row: two long texts share one at most.
     self.rows_of_record = max(1, -(-longest // (2 * config.max_seq_length)))
+    self.reads_first_tokens = config.pooling == "cls"
     layouts, lengths = [], []
     for sizes in sizes_of:
       row_of = spread(sizes, self.rows_of_record)

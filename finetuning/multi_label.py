@@ -8,7 +8,8 @@ from scipy import special
 
 from common import tensorflow_v1 as later
 from common.errors import DataError
-from finetuning import metrics, tables
+from corpus import tables
+from finetuning import metrics
 from finetuning.classification import (
   DEFAULT_THRESHOLD,
   Classification,

@@ -9,7 +9,8 @@ import numpy as np
 from checkpoints.metrics import BestBy
 from common import tensorflow_v1 as later
 from common.settings import in_group
-from finetuning import entities, packed, tables, task_file, words
+from corpus import tables
+from finetuning import entities, packed, task_file, words
 from finetuning.behaviour import Behaviour, Context, Run
 from finetuning.labels import LabelledTask, by_count
 from finetuning.sentences import Sentence, SentenceSettings, read_sentences

@@ -64,6 +64,7 @@ class PackedRecords:
   """An `input_pipeline.Source`: examples in records of `tokens` (S)."""
 
   rows_of_record = 1  # of `tokens` tokens each
+  reads_first_tokens = False  # of its examples only, and no pooler
 
   def __init__(
     self,

@@ -9,7 +9,7 @@ from common import input_files, json_files
 from common.errors import DataError
 from common.input_files import Format
 from common.settings import in_group
-from finetuning import tables
+from corpus import tables
 
 _data = in_group("Data")
 _DOCUMENT = "-DOCSTART-"  # CoNLL's mark between documents

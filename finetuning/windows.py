@@ -20,18 +20,6 @@ def join(tokenizer, *texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   return ids, segments
 
 
-def prompt_tokens(tokenizer, prompt: str) -> int:
-  """The tokens of a text's input up to the end of its prompt, 0 without one.
-
-  Without `include_prompt` they do not count for a vector, [CLS] neither, as in
-  sentence-transformers.
-  """
-  if not prompt:
-    return 0
-  [tokens] = tokenizer.encode_batch([prompt])
-  return len(tokenizer.template(1)[0]) + len(tokens)
-
-
 def encode_pair(tokenizer, max_seq_length: int, *texts: np.ndarray) -> tuple:
   """`join` of one text or two, int [tokens], and how many tokens do not fit.
 

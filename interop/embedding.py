@@ -8,13 +8,12 @@ import numpy as np
 
 from common.console import tell
 from common.errors import UserError
-from finetuning import task_file
-from finetuning.behaviour import Context, Input
-from finetuning.windows import encode_pair
+from finetuning import sides, task_file
+from finetuning.behaviour import Input
 from interop.heads import BEHAVIOURS
-from interop.model_source import NOTHING_GIVEN, Given, Source, find
-from interop.predictions import Prediction, arrays_of
-from model.tasks import DOCUMENT, EMBEDDER, EMBEDDING, QUERY, SIDES
+from interop.model_source import Source, find
+from interop.predictions import Prediction, padded
+from model.tasks import DOCUMENT, EMBEDDER, EMBEDDING, POOLED, QUERY, SIDES
 from retrieval import nearest
 
 _TOKENS = 4096  # of a run of the graph, with padding
@@ -27,29 +26,23 @@ class Embedder:
   def __init__(self, model, source: Source, max_seq_length: int | None = None):
     """`model` is an `inference.Model` with the signature of an embedder."""
     self._model, self.source = model, source
-    self.task = source.task
     self.size = source.bert.hidden_size
-    self.similarity = self.task.get("similarity", "cosine")
+    self.is_cosine = source.task.get("similarity", "cosine") != "dot"
     self.cut = 0  # texts so far whose end was not read
-    self._behaviour, self._contexts = BEHAVIOURS[EMBEDDING.signature], {}
-    tokenizer, lengths = source.tokenizer(), {}
-    lengths[QUERY] = max_seq_length or self.task.get("query_length")
+    self._sides, tokenizer = {}, source.tokenizer()
+    lengths = {QUERY: source.task.get("query_length")}
     for side in SIDES:
-      length = lengths.get(side) or max_seq_length or source.max_seq_length
+      length = max_seq_length or lengths.get(side) or source.max_seq_length
       task_file.check_length(length, source.bert)
-      self._contexts[side] = Context(tokenizer, self.task, length, side=side)
+      self._sides[side] = sides.of_task(source.task, side, tokenizer, length)
 
   def embed(self, texts: Sequence[str], side: str = DOCUMENT) -> np.ndarray:
     """float32 [n, d]: the vectors of texts, in their order.
 
     `side`: "query" or "document", whose prompt and length the texts have.
     """
-    context, encoded = self._contexts[side], []
-    prompted = [context.prompt + text for text in texts]
-    for tokens in context.tokenizer.encode_batch(prompted):
-      ids, _, cut = encode_pair(
-        context.tokenizer, context.max_seq_length, tokens
-      )
+    encoded = []
+    for ids, cut in self._sides[side].encode(texts):
       encoded.append(ids)
       if cut and not self.cut:
         tell(
@@ -64,14 +57,19 @@ class Embedder:
     while start < len(order):
       rows = max(1, _TOKENS // len(encoded[order[start]]))
       batch = order[start : start + rows]
-      vectors[batch] = self._run([encoded[n] for n in batch], context)
+      pooled = self._sides[side].pooled
+      vectors[batch] = self._run([encoded[n] for n in batch], pooled)
       start += rows
     return vectors
 
-  def _run(self, ids: list[np.ndarray], context: Context) -> np.ndarray:
+  def _run(self, ids: list[np.ndarray], pooled: slice) -> np.ndarray:
     """float32 [rows, d]."""
-    segments = [np.zeros_like(row) for row in ids]
-    arrays = arrays_of(self._behaviour, ids, segments, context)
+    masks = [np.ones_like(row) for row in ids]
+    arrays = padded({"input_ids": ids, "input_mask": masks})
+    mask = arrays["input_mask"]
+    arrays["segment_ids"], weights = np.zeros_like(mask), np.zeros_like(mask)
+    weights[:, pooled] = mask[:, pooled]
+    arrays[POOLED] = weights
     return self._model.run(EMBEDDING.signature, arrays)["embedding"]
 
   def close(self) -> None:
@@ -91,8 +89,9 @@ class NearestTexts:
   def predict(self, inputs: Sequence[Input]) -> list[Prediction]:
     """The nearest texts for each input, the nearest first."""
     queries = self._embedder.embed([one.text for one in inputs], QUERY)
-    is_cosine = self._embedder.similarity != "dot"
-    results = nearest.top_k(queries, self._vectors, self._top_k, is_cosine)
+    results = nearest.top_k(
+      queries, self._vectors, self._top_k, self._embedder.is_cosine
+    )
     predictions = []
     for one, scores, numbers in zip(inputs, *results, strict=True):
       answers, lines = [], [one.text]
@@ -106,20 +105,14 @@ class NearestTexts:
 
 
 def open_embedder(
-  path: str,
-  flags: Given = NOTHING_GIVEN,
-  max_seq_length: int | None = None,
+  model: str | Source, max_seq_length: int | None = None
 ) -> Embedder:
-  """The embedder of a model's name.
+  """The embedder of a model, by name or found.
 
   That is a run folder of run_embedder.py, a folder of sentence-transformers, a
   SavedModel of one, or any other encoder, whose tokens' mean is the vector.
   """
-  return open_source(find(path, flags), max_seq_length)
-
-
-def open_source(source: Source, max_seq_length: int | None = None) -> Embedder:
-  """`open_embedder` of a model that is found."""
+  source = find(model) if isinstance(model, str) else model
   if source.task["task"] != EMBEDDER:
     if source.is_export:
       raise UserError(
@@ -130,5 +123,5 @@ def open_source(source: Source, max_seq_length: int | None = None) -> Embedder:
     source = dataclasses.replace(source, task=task)
   from interop import inference  # it loads TensorFlow
 
-  model = inference.open_model(source, [EMBEDDING.signature])
-  return Embedder(model, source, max_seq_length)
+  opened = inference.open_model(source, [EMBEDDING.signature])
+  return Embedder(opened, source, max_seq_length)

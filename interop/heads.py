@@ -7,9 +7,8 @@ import numpy as np
 
 from common import tensorflow_v1 as later
 from common.errors import UserError
-from finetuning import classification, ner, squad
+from finetuning import classification, ner, sides, squad
 from finetuning.behaviour import INPUTS, Behaviour, text_and_shares
-from finetuning.windows import prompt_tokens
 from model import tasks
 from text_encoders.base import MASK
 
@@ -45,30 +44,32 @@ class EmbeddingBehaviour(EncoderBehaviour):
   reads_pairs = sees_masks = False
 
   def outputs(self, encoder):
+    from model import layers  # it loads TensorFlow
+
     tf = later.tf
     tokens = tf.cast(encoder.model.get_sequence_output(), tf.float32)
     vector = tokens[:, 0]
     if encoder.task.get("pooling", "mean") == "mean":
-      counts = tf.cast(encoder.pooled, tf.float32)
-      total = tf.reduce_sum(counts, axis=1, keepdims=True)
-      vector = tf.einsum("bs,bsh->bh", counts, tokens)
-      vector /= tf.maximum(total, 1e-9)  # a prompt may leave no token
+      members = tf.cast(encoder.pooled, tf.float32)[:, tf.newaxis]
+      vector = layers.means_of(members, tokens)[:, 0]
     if encoder.task.get("normalize"):
       vector = tf.math.l2_normalize(vector, axis=-1)
     return {"embedding": vector}
 
   def arrays(self, ids, context):
-    masks = [np.ones_like(row) for row in ids]
-    if not context.task.get("include_prompt", True):
-      count = prompt_tokens(context.tokenizer, context.prompt)
-      for mask in masks:
-        mask[:count] = 0
+    masks = [np.zeros_like(row) for row in ids]
+    for mask in masks:
+      mask[self._side(context).pooled] = 1
     return {tasks.POOLED: masks}
 
   def encode(self, one, context):
-    text = context.prompt + one.text
+    text = self._side(context).prompt + one.text
     encoded = super().encode(one._replace(text=text), context)
     return encoded._replace(texts={**encoded.texts, "text": one.text})
+
+  def _side(self, context):
+    length = context.max_seq_length
+    return sides.of_task(context.task, tasks.QUERY, context.tokenizer, length)
 
   def answer(self, ids, outputs, context):
     pooling = context.task.get("pooling", "mean")

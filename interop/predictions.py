@@ -131,20 +131,19 @@ class Predictor:
     for start in range(0, len(examples), _BATCH):
       batch = examples[start : start + _BATCH]
       _, ids, segments, *_ = zip(*batch, strict=True)
-      arrays = arrays_of(behaviour, ids, segments, self._context)
-      outputs = self._model.run(behaviour.signature, arrays)
+      masks = [np.ones_like(row) for row in ids]
+      rows = dict(zip(INPUTS, (ids, masks, segments), strict=True))
+      rows |= behaviour.arrays(ids, self._context)
+      outputs = self._model.run(behaviour.signature, padded(rows))
       for row in range(len(ids)):
         yield {name: value[row] for name, value in outputs.items()}
 
 
-def arrays_of(
-  behaviour: Behaviour, ids: Sequence, segments: Sequence, context: Context
-) -> dict[str, np.ndarray]:
-  """A signature's inputs, int32 [B, S], of B rows of tokens."""
-  masks, arrays = [np.ones_like(row) for row in ids], {}
-  rows = dict(zip(INPUTS, (ids, masks, segments), strict=True))
-  for name, values in (rows | behaviour.arrays(ids, context)).items():
-    arrays[name] = np.zeros([len(ids), max(map(len, values))], np.int32)
+def padded(rows: dict[str, Sequence]) -> dict[str, np.ndarray]:
+  """A signature's inputs, int32 [B, S], of each one's B rows of any length."""
+  arrays = {}
+  for name, values in rows.items():
+    arrays[name] = np.zeros([len(values), max(map(len, values))], np.int32)
     for target, row in zip(arrays[name], values, strict=True):
       target[: len(row)] = row
   return arrays

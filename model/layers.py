@@ -298,6 +298,15 @@ def get_shape_list(tensor, expected_rank=None, name=None):
   return shape
 
 
+def means_of(members, outputs):
+  """float [B, E, H]: the means of some tokens of the outputs, [B, S, H].
+
+  `members`, [B, E, S], are 1 for those of a mean, else 0. A mean of none is 0.
+  """
+  counts = tf.reduce_sum(members, axis=2, keepdims=True)
+  return tf.matmul(members, outputs) / tf.maximum(counts, 1.0)
+
+
 def gather_indexes(sequence_tensor, positions):
   """float [B * P, H]: a [B, S, H] tensor's vectors at int [B, P] positions."""
   batch_size, seq_length, width = get_shape_list(sequence_tensor, 3)

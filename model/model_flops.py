@@ -129,6 +129,8 @@ def finetuning(
     of_head = pooled(bert, policy, rows, tokens, slots, classes)
   else:
     read, count = 0, rows * tokens if classes else 0
+    if source.reads_first_tokens:
+      read = min(tokens, slots)
     dtype = policy.losses if head.full_precision else policy.heads
     of_head = features(bert, policy, count)
     of_head += dense(1, count, bert.hidden_size, classes, dtype)

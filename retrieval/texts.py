@@ -7,13 +7,14 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from common import stores
 from common.input_files import Format
 from corpus import documents, text_files
 from corpus.documents import DocumentFormat
 from corpus.text_files import Piece, TextFormat
-from retrieval import beir
 
-_BEIR = DocumentFormat(TextFormat(text_field="text"), beir.ID)
+CORPUS_FILE = "corpus.jsonl"  # of a folder of BEIR's form, see beir.py
+_BEIR = DocumentFormat(TextFormat(text_field="text"), "_id")
 _LINES = (Format.TEXT, Format.JSON_LINES)
 _PIECE_BYTES = 256 << 10
 _END = "\0"  # of an id: text holds no NUL
@@ -40,11 +41,22 @@ class Texts(NamedTuple):
             yield f"{piece.path}:{offset}", line
       elif form == _BEIR:
         for offset, record in text_files.records(piece, form.text):
-          name = record.get(beir.ID, f"{piece.path}:{offset}")
-          yield str(name), beir.text_of(record)
+          name = record.get(form.id_field, f"{piece.path}:{offset}")
+          parts = record.get("title") or "", record["text"] or ""
+          yield str(name), text_files.only_text(" ".join(parts).strip())
       else:
         for document in documents.read_documents([piece], form):
           yield document.id, "\n".join(document.lines)
+
+
+def is_beir(path: str) -> bool:
+  """Whether a path is a folder of BEIR's form."""
+  return stores.at(os.path.join(path, CORPUS_FILE)).is_file()
+
+
+def of_beir(path: str) -> Texts:
+  """The documents of a file of BEIR's form, titles first, or its queries."""
+  return _texts([documents.Source(path)], _BEIR)
 
 
 def find(files: str, text_field: str, id_field: str) -> Texts:
@@ -52,11 +64,14 @@ def find(files: str, text_field: str, id_field: str) -> Texts:
 
   DataError for a file without the columns.
   """
+  if is_beir(files):
+    return of_beir(os.path.join(files, CORPUS_FILE))
   form = DocumentFormat(TextFormat(text_field=text_field), id_field)
-  if beir.is_folder(files):
-    files, form = os.path.join(files, beir.CORPUS_FILE), _BEIR
+  return _texts(documents.expand_patterns(files), form)
+
+
+def _texts(sources: list[documents.Source], form: DocumentFormat) -> Texts:
   pieces: list[Piece] = []
-  sources = documents.expand_patterns(files)
   for piece in documents.split_into_pieces(sources, form):
     # Lines may be cut anywhere; a model takes long for what is read at once.
     step = _PIECE_BYTES if piece.format in _LINES else piece.end

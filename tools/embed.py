@@ -77,7 +77,10 @@ class ModelSettings:
     return texts.find(files, self.text_field, self.id_field)
 
 
-_open = functools.cache(embedding.open_embedder)  # once in each process
+@functools.cache  # once in each process
+def _open(model: str, parts: model_source.Given, max_seq_length: int | None):
+  source = model_source.find(model, parts)
+  return embedding.open_embedder(source, max_seq_length)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -19,9 +19,10 @@ from common import input_files
 from common.console import tell
 from common.errors import UserError
 from common.settings import in_group, run_with, setting
-from finetuning import tables
+from corpus import tables
 from model.tasks import DOCUMENT, QUERY
 from retrieval import beir, nearest
+from retrieval.texts import is_beir
 from tools import embed
 
 _text, _mine = in_group("Text"), in_group("Negatives")
@@ -62,7 +63,7 @@ class MiningSettings(embed.ModelSettings):
 
 def _read_pairs(settings: MiningSettings) -> list[tuple[str, str]]:
   """(anchor, positive) of each line or judgment; DataError for a bad one."""
-  if beir.is_folder(settings.input):
+  if is_beir(settings.input):
     collection, pairs = beir.read(settings.input, settings.split), []
     for query, judged in collection.qrels.items():
       for document, gain in judged.items():
@@ -88,8 +89,10 @@ def _candidates(settings: MiningSettings, pairs: list) -> dict[str, str]:
   candidates: dict[str, str] = {}
   for _, positive in pairs:
     candidates.setdefault(key(positive), positive)
-  is_beir = beir.is_folder(settings.input)
-  if source := settings.corpus or (is_beir and settings.input):
+  source = settings.corpus
+  if not source and is_beir(settings.input):
+    source = settings.input
+  if source:
     for _, text in settings.texts(source).read():
       candidates.setdefault(key(text), text)
   candidates.pop("", None)
@@ -135,7 +138,7 @@ def mine(settings: MiningSettings, model: str) -> None:
   embedder = settings.open(model)
   queries = embed.vectors_of(embedder, anchors, len(anchors), QUERY)
   documents = embed.vectors_of(embedder, contents, len(contents), DOCUMENT)
-  if embedder.similarity != "dot":
+  if embedder.is_cosine:
     queries, documents = nearest.unit(queries), nearest.unit(documents)
   best = nearest.top_k(queries, documents, settings.depth, cosine=False)
   row_of = dict(zip(anchors, range(len(anchors)), strict=True))

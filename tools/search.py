@@ -111,7 +111,6 @@ class Search:
     self._documents, self._depth = documents, settings.rerank_depth
     self._reranker = Reranker(settings) if settings.rerank else None
     self._embedder = settings.open(model)
-    self._cosine = self._embedder.similarity != "dot"
     size = len(documents), self._embedder.size
 
     def vectors() -> np.ndarray:
@@ -122,7 +121,9 @@ class Search:
 
     self._index: index.Index | None = None
     if settings.index:
-      self._index = index.opened(settings.index, size, self._cosine, vectors)
+      self._index = index.opened(
+        settings.index, size, self._embedder.is_cosine, vectors
+      )
     else:
       self._vectors = vectors()
 
@@ -134,7 +135,7 @@ class Search:
       scores, numbers = self._index.search(vectors, most)
     else:
       scores, numbers = nearest.top_k(
-        vectors, self._vectors, most, self._cosine
+        vectors, self._vectors, most, self._embedder.is_cosine
       )
     if self._reranker:
       with Progress("re-ranking", len(queries), "queries") as bar:

@@ -610,7 +610,7 @@ JSONL = odd_file(["t.jsonl"]).map(lambda made: made[1])
 
 
 def _table(path):
-  from finetuning import tables
+  from corpus import tables
 
   tables.read_table(path)
 

@@ -5,13 +5,15 @@ import runs
 
 FOLDER = f"{runs.ROOT}/tests/ranks/lockstep"
 OF_THREE = f"{FOLDER}/test_three_ranks.py"
+OF_ANY = f"{FOLDER}/test_compared_texts.py"
 
 
 @pytest.mark.parametrize(
   "which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize(
-  "ranks, tests", [(2, [f"--ignore={OF_THREE}", FOLDER]), (3, [OF_THREE])]
+  "ranks, tests",
+  [(2, [f"--ignore={OF_THREE}", FOLDER]), (3, [OF_THREE, OF_ANY])],
 )
 def test_ranks_together(tmp_path, monkeypatch, ranks, tests, which):
   monkeypatch.setenv("LOCKSTEP_FOLDER", str(tmp_path))

@@ -13,7 +13,8 @@ import samples
 
 import run_pretraining
 from common.errors import UserError
-from finetuning import classification, finetune, metrics, tables, windows
+from corpus import tables
+from finetuning import classification, finetune, metrics, windows
 from finetuning.labels import identity, label_order
 from gradients.distributed import Comm
 from text_encoders.base import SPECIAL_TOKENS, Encoder

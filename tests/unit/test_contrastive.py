@@ -13,13 +13,10 @@ def unit(vectors):
   return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
 
 
-def is_negative(ids, weights, i, k, t):
-  """Whether text t of group k is a negative of anchor i."""
-  if not weights[k] or ids[k, t] == NO_TEXT:
-    return False
-  if ids[k, t] in (ids[i, 0], ids[i, 1]):
-    return False
-  return not (t == 1 and ids[k, 0] == ids[i, 0])
+def is_negative(ids, i, side, text):
+  """Whether a text is a negative of group i's anchor, or positive: side 1."""
+  equal = ids[:, side] == ids[i, side]
+  return text not in (NO_TEXT, ids[i, side], *ids[equal, 1 - side])
 
 
 def reference(vectors, ids, weights, temperature, both, dims):
@@ -34,7 +31,7 @@ def reference(vectors, ids, weights, temperature, both, dims):
         cos(i, 0, k, t)
         for k in range(count)
         for t in range(1, texts)
-        if (k, t) != (i, 1) and is_negative(ids, weights, i, k, t)
+        if is_negative(ids, i, 0, ids[k, t])
       ]
       own = cos(i, 0, i, 1)
       forward = np.log(np.exp([own, *others]).sum()) - own
@@ -43,10 +40,7 @@ def reference(vectors, ids, weights, temperature, both, dims):
         others = [
           cos(i, 1, k, 0)
           for k in range(count)
-          if k != i
-          and weights[k]
-          and ids[k, 0] not in (ids[i, 0], ids[i, 1])
-          and ids[k, 1] != ids[i, 1]
+          if is_negative(ids, i, 1, ids[k, 0])
         ]
         backward = np.log(np.exp([own, *others]).sum()) - own
       losses[i] += (forward + backward) / 2
@@ -70,8 +64,8 @@ def groups(texts=3, count=11, seed=0):
 def evaluated(loss, values, **arguments):
   with tf.Graph().as_default(), tf.Session() as session:
     tensors = contrastive.Groups(*map(tf.constant, values))
-    results = loss(tensors, **arguments)
-    return session.run([r for r in results if r is not None])
+    gradient, by_group = session.run(loss(tensors, **arguments))
+    return gradient, *by_group.values()
 
 
 def check_gradient(gradient, function, vectors, step=1e-5):
@@ -100,6 +94,31 @@ def test_info_nce_is_the_reference(monkeypatch, block, texts, both, dims):
   real = weights > 0
   np.testing.assert_allclose(losses[real], mean(vectors)[1][real], rtol=2e-6)
   check_gradient(gradient, lambda v: mean(v)[0], vectors)
+
+
+# Groups of texts -> how many negatives each anchor has, and each positive.
+NEGATIVES = [
+  # No negative of an anchor is the positive of an equal anchor, whose ever.
+  (["apx", "aqx", "brq"], [3, 3, 5], [1, 1, 2]),
+  (["ap-", "aq-", "bqp", "cp-"], [0, 0, 3, 2], [1, 1, 1, 1]),
+  (["ap", "bp", "bq", "cr"], [2, 1, 1, 3], [1, 1, 2, 3]),
+  (["ab", "ba", "cd"], [1, 1, 2], [1, 1, 2]),  # both sides have the texts
+]
+
+
+@pytest.mark.parametrize("texts, of_anchors, of_positives", NEGATIVES)
+def test_texts_that_belong_are_no_negatives(texts, of_anchors, of_positives):
+  """Of equal vectors the loss is the logarithm of their number."""
+  ids = np.array([[ord(t) for t in group] for group in texts], np.int32)
+  ids[ids == ord("-")] = NO_TEXT
+  some = np.ones(len(ids), "f")
+  values = contrastive.Groups(np.ones([*ids.shape, 8], "f"), ids, some, some)
+  logs = np.log1p([of_anchors, of_positives])
+  for both, want in ((False, logs[0]), (True, logs.mean(axis=0))):
+    _, losses, _ = evaluated(
+      contrastive.info_nce, values, temperature=0.5, both_directions=both
+    )
+    np.testing.assert_allclose(losses, want, atol=1e-6)
 
 
 def test_the_nearest_is_right():

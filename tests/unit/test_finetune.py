@@ -19,13 +19,13 @@ from common.errors import UserError
 from common.files import file_sha256
 from common.tensorflow_v1 import tf
 from config.optimizers import OptimizerConfig
+from corpus import tables
 from finetuning import (
   classification,
   multi_label,
   ner,
   packed,
   squad,
-  tables,
   task_file,
 )
 from interop import run_settings

@@ -17,8 +17,7 @@ import predict
 from checkpoints import checkpoint_files
 from common import input_files, json_files
 from common.errors import UserError
-from corpus import text_files
-from finetuning import tables
+from corpus import tables, text_files
 from interop import inference, minimal_pairs
 from model import huggingface_weights
 from records import data_set, tfrecord

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from common.errors import DataError, UserError
-from retrieval import beir, bm25, measures, nearest
+from retrieval import beir, bm25, measures, nearest, texts
 
 HEADER = "query-id\tcorpus-id\tscore\n"
 DOCUMENTS = [
@@ -43,29 +43,29 @@ def test_a_folder_is_read(tmp_path):
     },
     {"q1": {"d1": 1}, "q2": {"d2": 2, "3": 1}},
   )
-  assert beir.is_folder(tmp_path) and not beir.is_folder(tmp_path / "qrels")
+  assert texts.is_beir(tmp_path) and not texts.is_beir(tmp_path / "qrels")
 
 
 @pytest.mark.parametrize(
   "parts, message",
   [
-    ({"qrels": "q1\td1\t1\n"}, "test.tsv: line 1 is 'q1.*, not the header"),
-    ({"qrels": HEADER}, "test.tsv: no judgments"),
+    ({"qrels": "q1\td1\t1\n" * 2}, "line 2 has no 'query-id'.*by a header"),
+    ({"qrels": HEADER}, "test.tsv: no rows"),
     ({"qrels": HEADER + "q9\td1\t1"}, "line 2: 'q9' is not in queries.jsonl"),
     ({"qrels": HEADER + "\nq1\td9\t1"}, "line 3: 'd9' is not in corpus.json"),
-    ({"qrels": HEADER + "q1\td1\t-1"}, "line 2: no query.*no whole number"),
-    ({"qrels": HEADER + "q1\td1\tnan"}, "line 2: no query, document and score"),
-    ({"qrels": HEADER + "q1 d1 1"}, "line 2: no query, document and score"),
+    ({"qrels": HEADER + "q1\td1\t-1"}, "line 2: the score -1 is no whole"),
+    ({"qrels": HEADER + "q1\td1\t0.5"}, "line 2: the score 0.5 is no whole"),
+    ({"qrels": HEADER + "q1\td1\tnan"}, "line 2: score is 'nan', not a fin"),
+    ({"qrels": HEADER + "q1 d1 1"}, "line 2 has 1 fields for 3 columns"),
     (
       {"qrels": HEADER + "q1\td1\t1\nq1\td1\t2"},
       "line 3: 'd1' has another sco",
     ),
     ({"qrels": HEADER + "unjudged\td1\t1"}, "line 2: the query 'unjudged' has"),
-    ({"documents": [*DOCUMENTS, DOCUMENTS[1]]}, "line 4: the _id 'd2' is that"),
-    ({"queries": [QUERIES[0]] * 2}, "queries.jsonl: line 2: the _id 'q1' is"),
+    ({"documents": [*DOCUMENTS, DOCUMENTS[1]]}, "two lines have the _id 'd2'"),
+    ({"queries": [QUERIES[0]] * 2}, "queries.jsonl: two lines have the _id 'q"),
     ({"documents": ['{"_id": "d1"}']}, "corpus.jsonl: line 1:.*text is missi"),
-    ({"documents": ["{}", "{"]}, "corpus.jsonl: line 1: .*_id is missing"),
-    ({"documents": ["", "{"]}, "corpus.jsonl: line 2: no line of BEIR's form"),
+    ({"documents": ["", "{"]}, "corpus.jsonl: line 2: no JSON object with"),
   ],
 )
 def test_bad_folders_are_a_line(tmp_path, parts, message):

@@ -72,7 +72,7 @@ def test_vectors_are_those_of_the_texts(
   monkeypatch.setattr(texts, "_PIECE_BYTES", 20)
   if file == "beir":  # "a b c" has the title "a ": joined by a space
     expected = embedding.open_embedder(str(folder / "model")).embed(
-      [*dict(beir.documents(str(folder / "beir"))).values()]
+      [*beir.read(str(folder / "beir")).documents.values()]
     )
   lines = make_vectors(folder, "v.npy", file, **flags)
   assert lines == [f"{folder}/v.npy: the vectors of 7 texts"]
@@ -185,7 +185,7 @@ def test_a_folder_is_evaluated(folder, capsys):
       "its labels are no, yes, who knows, not x: n",
     ),
     ({"query": " "}, "--query: it is empty"),
-    ({"evaluate": True, "documents": "no"}, "No such file.*no/corpus.js"),
+    ({"evaluate": True, "documents": "no"}, "no/corpus.jsonl: No such"),
   ],
 )
 def test_what_does_not_fit_is_a_line(folder, expected, flags, message):

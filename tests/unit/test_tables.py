@@ -3,7 +3,7 @@
 import pytest
 
 from common.errors import DataError
-from finetuning import tables
+from corpus import tables
 
 
 def write(path, text):

@@ -8,7 +8,6 @@ import pytest
 import runs
 from samples import LETTERS, NO_DROPOUT, write_config
 
-from config.exchange_config import AllreduceConfig
 from finetuning import finetune
 from gradients.distributed import Comm
 
@@ -81,48 +80,3 @@ def test_two_ranks_equal_one(comm, at_root, tmp_path, make):
   else:
     rows = [[line.split("\t") for line in t.splitlines()] for t in texts]
     assert [r[:2] for r in rows[0]] == [r[:2] for r in rows[1]]
-
-
-@pytest.mark.parametrize(
-  "allreduce", [{}, pytest.param({"zero": 1}, marks=pytest.mark.slow)], ids=str
-)
-def test_texts_are_compared_over_ranks(comm, at_root, tmp_path, allreduce):
-  """Texts occur several times, also on both ranks."""
-  config, vocab = tmp_path / "config.json", tmp_path / "vocab.txt"
-  pairs = {name: tmp_path / f"{name}.jsonl" for name in ("train", "eval")}
-
-  def write():
-    write_config(config, **NO_DROPOUT)
-    vocab.write_text("".join(f"{t}\n" for t in LETTERS))
-    for name, count in (("train", 61), ("eval", 9)):
-      finetuning_runs.write_pairs(pairs[name], count, count)
-
-  def run(folder, world, micro_batch, **changes):
-    task = finetuning_runs.embedder(
-      str(config), str(vocab), folder, do_eval=True, do_predict=True,
-      train_file=str(pairs["train"]), eval_file=str(pairs["eval"]),
-      predict_file=str(pairs["eval"]), negative_columns=("negative",),
-      both_directions=True, global_batch_size=17, train_batch_size=micro_batch,
-      examples_per_record=2, **changes,
-    )  # fmt: skip
-    finetune.finetune(task, world)
-
-  one, two = tmp_path / "one", tmp_path / "two"
-  at_root(write)
-  at_root(lambda: run(one, Comm(), 17))
-  for micro_batch in (9, 3):
-    folder = two / str(micro_batch)
-    exchange = AllreduceConfig(**allreduce)
-    run(folder, comm, micro_batch, allreduce=exchange)
-    comm.gather(np.zeros(1))  # rank 0 has written all
-    plan = runs.read_json(folder, "run.json")["runs"][0]["plan"]
-    assert (plan["accumulation"] > 1) == (micro_batch == 3)
-    assert len(runs.metrics(one)) >= 6
-    for key in ("loss", "grad_norm", "accuracy"):
-      np.testing.assert_allclose(
-        runs.metrics(folder, key), runs.metrics(one, key), rtol=2e-5
-      )
-    vectors = [np.load(f / "vectors.npy") for f in (one, folder)]
-    np.testing.assert_allclose(*vectors, atol=2e-5)
-    results = [runs.read_json(f, "eval_results.json") for f in (one, folder)]
-    assert results[0] == pytest.approx(results[1], rel=1e-4)
