@@ -192,26 +192,22 @@ def cosent(groups: Groups, temperature: float, dims=()) -> Losses:
 
 def gather(groups: Groups, comm) -> Groups:
   """The groups of all ranks, [N x m, ...], in the order of ranks."""
-  count, texts, width = groups.vectors.shape.as_list()
+  count, parts, widths = groups.weights.shape[0], [], []
   # One all-gather: whole numbers travel as the bits of floats.
-  parts = [
-    tf.reshape(groups.vectors, [count, texts * width]),
-    tf.bitcast(groups.identities, tf.float32),
-    groups.weights[:, None],
-    groups.scores[:, None],
-  ]
-  row = tf.concat(parts, axis=1)
-  everyone = comm.allgather(row, name="vectors_of_all_ranks")
-  everyone.set_shape([comm.size * count, row.shape[1]])
-  vectors, identities, weights, scores = tf.split(
-    everyone, [texts * width, texts, 1, 1], axis=1
+  for tensor in groups:
+    bits = tf.bitcast(tensor, tf.float32)
+    parts.append(tf.reshape(bits, [count, -1]))
+    widths.append(parts[-1].shape[1])
+  everyone = comm.allgather(
+    tf.concat(parts, axis=1), name="vectors_of_all_ranks"
   )
-  return Groups(
-    tf.reshape(vectors, [comm.size * count, texts, width]),
-    tf.bitcast(identities, tf.int32),
-    weights[:, 0],
-    scores[:, 0],
-  )
+  gathered = []
+  for like, part in zip(
+    groups, tf.split(everyone, widths, axis=1), strict=True
+  ):
+    shape = [comm.size * count, *like.shape[1:]]
+    gathered.append(tf.reshape(tf.bitcast(part, like.dtype), shape))
+  return Groups(*gathered)
 
 
 # The update -------------------------------------------------------------------

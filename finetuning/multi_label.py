@@ -51,31 +51,29 @@ class MultiLabel(Classification):
     """Each row's labels; `DataError` for other values, or if no row has any."""
     sets: list[list[str]] = []
     for row in rows:
-      value = row.values.get(self._table.label)
-      if self.config.label_columns:
-        sets.append(self._named_by_columns(path, row))
-      elif isinstance(value, list):
-        sets.append(self._listed(path, row.line, value))
-      else:
-        (text,) = self.column(path, [row], "label")
-        separator = self.config.label_separator
-        sets.append(text.split(separator) if separator else [text])
-    for number, labels in enumerate(sets):
-      stripped = dict.fromkeys(map(str.strip, labels))
+      stripped = dict.fromkeys(map(str.strip, self._labels_of(path, row)))
       stripped.pop("", None)
-      sets[number] = [*stripped]
+      sets.append([*stripped])
     if not any(sets):
       raise DataError(
         f"{path}: no row has a label: to train and evaluate some must"
       )
     return sets
 
-  def _listed(self, path: str, line: int, value: list) -> list[str]:
+  def _labels_of(self, path: str, row: tables.Row) -> list[str]:
+    """A row's labels as they are written."""
+    name, separator = self._table.label, self.config.label_separator
+    value = row.values.get(name)
+    if self.config.label_columns:
+      return self._named_by_columns(path, row)
+    if not isinstance(value, list):
+      (text,) = self.column(path, [row], "label")
+      return text.split(separator) if separator else [text]
     for label in value:
       if not isinstance(label, str):
         raise DataError(
-          f"{path}: line {line}: {self._table.label} has {json.dumps(label)}, "
-          "but labels are texts: write their names, in quotes"
+          f"{path}: line {row.line}: {name} has {json.dumps(label)}, but "
+          "labels are texts: write their names, in quotes"
         )
     return value
 

@@ -15,8 +15,8 @@ _NO_SPACES = "[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"
 _WORD = rf"(?u){_NO_SPACES}|(?:(?!{_NO_SPACES})\w)+"
 
 
-def run(collection: Collection, k: int = measures.DEPTH + 1) -> measures.Run:
-  """The k best documents of each query.
+def search(collection: Collection) -> tuple[np.ndarray, np.ndarray]:
+  """Scores and numbers of each query's best documents, for `evaluate`.
 
   English stop words are left out and endings cut off, as in Anserini's
   figures for BEIR. UserError without the library.
@@ -37,18 +37,15 @@ def run(collection: Collection, k: int = measures.DEPTH + 1) -> measures.Run:
       show_progress=False,
     )  # fmt: skip
 
-  search = bm25s.BM25()
+  index = bm25s.BM25()
   # Of documents without a word the mean length is 0.
   with np.errstate(invalid="ignore"):
-    search.index(words(collection.documents.values()), show_progress=False)
-  numbers, scores = search.retrieve(
+    index.index(words(collection.documents.values()), show_progress=False)
+  numbers, scores = index.retrieve(
     words(collection.queries.values()),
-    k=min(k, len(collection.documents)),
+    k=min(measures.SEARCHED, len(collection.documents)),
     show_progress=False,
     backend_selection="numpy",
   )
-  best = measures.run_of(collection, scores, numbers)
-  for query, ranked in best.items():
-    # bm25s fills a row with documents that have none of the words.
-    best[query] = {name: score for name, score in ranked.items() if score > 0}
-  return best
+  # A row is filled up with documents that have none of the words.
+  return np.where(scores > 0, scores, -np.inf), numbers

@@ -9,18 +9,12 @@ import numpy as np
 from retrieval import nearest
 from retrieval.beir import Collection
 
-Run = dict[str, dict[str, float]]  # query -> {document: score}
 Results = dict[str, float]  # measure -> its mean over the queries
 
 NDCG, MRR, RECALL, MAP = "ndcg@10", "mrr@10", "recall@100", "map@100"
-DEPTH = 100  # documents of a ranking that a measure looks at
-
-
-def ranking(scores: dict[str, float]) -> list[str]:
-  """The documents, the best first; of equal ones the last by name, as there."""
-  # trec_eval keeps scores as float32, so there are ties where it has them.
-  order = lambda name: (np.float32(scores[name]), name.encode())
-  return sorted(scores, key=order, reverse=True)
+# Documents of a ranking that a measure looks at, and those to search for: the
+# query itself may be among them.
+DEPTH, SEARCHED = 100, 101
 
 
 def of_query(ranked: list[str], judged: dict[str, int]) -> Results:
@@ -45,38 +39,34 @@ def of_query(ranked: list[str], judged: dict[str, int]) -> Results:
   }
 
 
-def evaluate(qrels: dict[str, dict[str, int]], run: Run) -> Results:
-  """The means over all judged queries; one that has no ranking counts as 0.
-
-  A document with the query's own id is left out, as BEIR does, where queries
-  are documents.
-  """
-  sums = dict.fromkeys([NDCG, MRR, RECALL, MAP], 0.0)
-  for query, judged in qrels.items():
-    scores = dict(run.get(query, {}))
-    scores.pop(query, None)
-    for name, value in of_query(ranking(scores), judged).items():
-      sums[name] += value / len(qrels)
-  return sums
-
-
-def run_of(
+def evaluate(
   collection: Collection, scores: np.ndarray, numbers: np.ndarray
-) -> Run:
-  """The run of scores and document numbers [queries, k], as of `top_k`."""
-  names = [*collection.documents]
-  run: Run = {}
-  for query, row, best in zip(collection.queries, scores, numbers, strict=True):
-    run[query] = {}
+) -> Results:
+  """The means over all queries, of their best documents [queries, k].
+
+  `scores` and `numbers` are as of `nearest.top_k`; one of -inf is no result. A
+  document with the query's own id is left out, as BEIR does, where queries are
+  documents.
+  """
+  names, queries = [*collection.documents], collection.queries
+  sums = dict.fromkeys([NDCG, MRR, RECALL, MAP], 0.0)
+  # trec_eval keeps scores as float32, so there are ties where it has them.
+  scores = scores.astype(np.float32)
+  for query, row, best in zip(queries, scores, numbers, strict=True):
+    ranked = []
     for score, number in zip(row, best, strict=True):
-      run[query][names[number]] = float(score)
-  return run
+      if names[number] != query and score > -np.inf:
+        ranked.append((score, names[number].encode(), names[number]))
+    # Of equal scores the last name is first, as there.
+    in_order = [name for *_, name in sorted(ranked, reverse=True)]
+    of_one = of_query(in_order, collection.qrels[query])
+    for name, value in of_one.items():
+      sums[name] += value / len(queries)
+  return sums
 
 
 def of_vectors(
   collection: Collection, queries: np.ndarray, documents: np.ndarray
 ) -> Results:
   """`evaluate` by cosine of vectors [queries, d] and [documents, d]."""
-  # One more, because the query itself may be among them.
-  best = nearest.top_k(queries, documents, DEPTH + 1)
-  return evaluate(collection.qrels, run_of(collection, *best))
+  return evaluate(collection, *nearest.top_k(queries, documents, SEARCHED))

@@ -127,32 +127,31 @@ def mine(settings: MiningSettings, model: str) -> None:
     )
   pairs = [*dict.fromkeys(_read_pairs(settings))]
   candidates = _candidates(settings, pairs)
-  number_of = dict(zip(candidates, range(len(candidates)), strict=True))
-  contents = [*candidates.values()]
+  contents, numbers = [*candidates.values()], {}
+  for number, normal in enumerate(candidates):
+    numbers[normal] = number
   # An anchor may have several positives, none of which is its negative.
-  banned: dict[str, list[int]] = {}
+  positives: dict[str, list[str]] = {}
   for anchor, positive in pairs:
-    equal = banned.setdefault(anchor, [number_of.get(key(anchor), -1)])
-    equal.append(number_of[key(positive)])
-  anchors = [*banned]
+    positives.setdefault(anchor, []).append(positive)
+  anchors = [*positives]
   embedder = settings.open(model)
   queries = embed.vectors_of(embedder, anchors, len(anchors), QUERY)
   documents = embed.vectors_of(embedder, contents, len(contents), DOCUMENT)
   if embedder.is_cosine:
     queries, documents = nearest.unit(queries), nearest.unit(documents)
   best = nearest.top_k(queries, documents, settings.depth, cosine=False)
-  row_of = dict(zip(anchors, range(len(anchors)), strict=True))
   count, lines = 0, []
-  for anchor, positive in pairs:
-    row = row_of[anchor]
-    similar = queries[row] @ documents[number_of[key(positive)]]
-    ranked = best[0][row], best[1][row]
-    chosen = choose(settings, similar, banned[anchor], *ranked)
-    if chosen:
-      count += len(chosen)
-      negatives = [contents[number] for number in chosen]
-      one = dict(anchor=anchor, positive=positive, negatives=negatives)
-      lines.append(json.dumps(one, ensure_ascii=False))
+  for row, (anchor, texts) in enumerate(positives.items()):
+    banned = [numbers.get(key(text), -1) for text in (anchor, *texts)]
+    for positive, number in zip(texts, banned[1:], strict=True):
+      similar = queries[row] @ documents[number]
+      chosen = choose(settings, similar, banned, best[0][row], best[1][row])
+      if chosen:
+        count += len(chosen)
+        negatives = [contents[other] for other in chosen]
+        one = dict(anchor=anchor, positive=positive, negatives=negatives)
+        lines.append(json.dumps(one, ensure_ascii=False))
   if not lines:
     raise UserError(
       f"{settings.input}: no pair has a negative within the margins: give "

@@ -179,13 +179,12 @@ def evaluate(settings: SearchSettings, model: str) -> list[str]:
   collection = beir.read(settings.documents, settings.split)
   rows: dict[str, measures.Results] = {}
   if settings.bm25:
-    rows["BM25"] = measures.evaluate(collection.qrels, bm25.run(collection))
+    rows["BM25"] = measures.evaluate(collection, *bm25.search(collection))
   search = Search(settings, model, texts.OnDisk(collection.documents.items()))
   queries = [*collection.queries.values()]
-  best = search.find(queries, measures.DEPTH + 1)
-  run = measures.run_of(collection, *best)
+  best = search.find(queries, measures.SEARCHED)
   title = f"{model}, then {settings.rerank}" if settings.rerank else model
-  rows[title] = measures.evaluate(collection.qrels, run)
+  rows[title] = measures.evaluate(collection, *best)
   if settings.json:
     return [json.dumps(rows)]
   lines = [

@@ -51,7 +51,7 @@ def write_checkpoint(folder, values, name="bert_model.ckpt", **config):
 
 def write_folder(folder, tensors, **config):
   """A Hugging Face folder as others write it; returns its path."""
-  folder.mkdir()
+  folder.mkdir(parents=True)
   content = {"model_type": "bert", **TINY, **config}
   (folder / "config.json").write_text(json.dumps(content))
   safetensors.numpy.save_file(tensors, str(folder / "model.safetensors"))

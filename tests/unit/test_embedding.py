@@ -173,7 +173,7 @@ SETTINGS = {
      "similarity_fn_name": "manhattan"}, True,
   ),
 }  # fmt: skip
-FOLDER_TEXTS = TEXTS[:4]
+FOLDER_TEXTS, POOLING = TEXTS[:4], "1_Pooling/config.json"
 LONGEST = 20
 
 
@@ -181,42 +181,33 @@ def write_sentences(folder, name, form, letters, inside=""):
   """A folder as sentence-transformers writes it, of fixed weights."""
   pooling, normalize, settings, include = SETTINGS[name]
   values = conversions.random_values((weights.ENCODER, weights.POOLER), seed=3)
-  encoder = folder / inside
-  folder.mkdir(exist_ok=True)
-  conversions.write_folder(
-    encoder if inside else folder / "x", conversions.their_tensors(values),
+  encoder = conversions.write_folder(
+    folder / inside, conversions.their_tensors(values),
     architectures=["BertModel"],
   )  # fmt: skip
-  if not inside:
-    for path in (folder / "x").iterdir():
-      path.rename(folder / path.name)
-    (folder / "x").rmdir()
   shutil.copyfile(letters, encoder / "vocab.txt")
-  tokenizer = {"do_lower_case": True, "tokenizer_class": "BertTokenizer"}
-  modules, kinds = [], ["Transformer", "Pooling", "Normalize"][: 2 + normalize]
-  for number, kind in enumerate(kinds):
-    path = f"{number}_{kind}" if number else inside
-    kind = TYPES[form] + kind
-    modules.append(
-      {"idx": number, "name": str(number), "path": path, "type": kind}
-    )
-  lengths = {"max_seq_length": LONGEST, "do_lower_case": False}
+  modules = []
+  for kind, path in (
+    ("Transformer", inside), ("Pooling", "1_Pooling"), ("Normalize", "2_Normal")
+  )[: 2 + normalize]:  # fmt: skip
+    modules.append({"path": path, "type": TYPES[form] + kind})
   pooled = {f"pooling_mode_{m}": m[:3] == pooling[:3] for m in
             ("cls_token", "mean_tokens", "max_tokens")}  # fmt: skip
+  tokenizer = {"do_lower_case": True, "tokenizer_class": "BertTokenizer"}
+  lengths = {"max_seq_length": LONGEST, "do_lower_case": False}
   if form == "new":
     pooled, lengths = {"pooling_mode": pooling}, {}
     lengths["transformer_task"] = "feature-extraction"
     tokenizer["model_max_length"] = LONGEST
-  for path, content in {
-    folder / "modules.json": modules,
-    folder / "1_Pooling" / "config.json":
-      {"word_embedding_dimension": 32, **pooled, "include_prompt": include},
-    folder / f"config_{LIBRARY}.json": settings,
-    encoder / "sentence_bert_config.json": lengths,
-    encoder / "tokenizer_config.json": tokenizer,
-  }.items():  # fmt: skip
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(content))
+  for file, content in (
+    (folder / "modules.json", modules),
+    (folder / POOLING, {**pooled, "include_prompt": include}),
+    (folder / f"config_{LIBRARY}.json", settings),
+    (encoder / "sentence_bert_config.json", lengths),
+    (encoder / "tokenizer_config.json", tokenizer),
+  ):
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(content))
   return folder
 
 
@@ -293,9 +284,6 @@ def changed(folder, file, **keys):
   else:
     content |= keys
   path.write_text(json.dumps(content))
-
-
-POOLING = "1_Pooling/config.json"
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,14 @@ RUN["b"] |= {f"n{number:02}": 0.15 for number in range(20)}
   ],
 )
 def test_measures_are_trec_evals(queries, expected):
-  results = measures.evaluate({name: QRELS[name] for name in queries}, RUN)
+  documents = dict.fromkeys("abuvwxyz", "") | dict.fromkeys(RUN["b"], "")
+  scores = [
+    [RUN.get(q, {}).get(d, -np.inf) for d in documents] for q in queries
+  ]
+  results = measures.evaluate(
+    beir.Collection(dict.fromkeys(queries, ""), documents, QRELS),
+    np.array(scores), np.tile(np.arange(len(documents)), [len(queries), 1]),
+  )  # fmt: skip
   assert [*results] == ["ndcg@10", "mrr@10", "recall@100", "map@100"]
   np.testing.assert_allclose([*results.values()], expected, atol=1e-12)
 
@@ -153,11 +160,9 @@ def test_vectors_and_words_are_measured(tmp_path, monkeypatch):
   with monkeypatch.context() as patch:
     patch.setitem(__import__("sys").modules, "bm25s", None)
     with pytest.raises(UserError, match="-r requirements/search.txt"):
-      bm25.run(collection)
+      bm25.search(collection)
   pytest.importorskip("bm25s", reason="pip install -r requirements/search.txt")
-  run = bm25.run(collection)
-  assert {q: {*ranked} for q, ranked in run.items()} == {
-    "q1": {"d1"},
-    "q2": {"d2", "3"},
-  }
-  assert measures.evaluate(collection.qrels, run)["mrr@10"] == 1
+  scores, numbers = bm25.search(collection)
+  of_query = [{*row[at > 0]} for at, row in zip(scores, numbers, strict=True)]
+  assert of_query == [{0}, {1, 2}]
+  assert measures.evaluate(collection, scores, numbers)["mrr@10"] == 1

@@ -27,15 +27,16 @@ def folder(tmp_path_factory, letters):
   task = json.loads((path / "pairs/task.json").read_text())
   task["columns"]["text_pair"] = "second"
   (path / "pairs/task.json").write_text(json.dumps(task))
+  rows, objects, corpus = ["id\ttext\n"], [], []
+  for n, text in enumerate(TEXTS):
+    rows.append(f"{n}\t{text}\n")
+    objects.append(json.dumps({"id": f"n{n}", "body": text}))
+    # "a b c" has the title "a ": joined by a space
+    corpus.append({"_id": f"n{n}", "title": text[:2], "text": text[2:]})
   (path / "t.txt").write_text("\n\n".join(TEXTS))
-  lines = [json.dumps({"id": f"n{n}", "body": t}) for n, t in enumerate(TEXTS)]
-  (path / "t.jsonl").write_text("\n".join(lines))
-  rows = "".join(f"{n}\t{text}\n" for n, text in enumerate(TEXTS))
-  (path / "t.tsv").write_text("id\ttext\n" + rows)
+  (path / "t.tsv").write_text("".join(rows))
+  (path / "t.jsonl").write_text("\n".join(objects))
   (path / "beir").mkdir()
-  corpus = [
-    {"_id": f"n{n}", "title": t[:2], "text": t[2:]} for n, t in enumerate(TEXTS)
-  ]
   queries = [{"_id": "q1", "text": "b"}, {"_id": "n5", "text": "a b d"}]
   qrels = test_retrieval.HEADER + "q1\tn2\t1\nn5\tn6\t2\n"
   test_retrieval.write(path / "beir", corpus, queries, qrels)
@@ -43,9 +44,14 @@ def folder(tmp_path_factory, letters):
 
 
 @pytest.fixture(scope="module")
-def expected(folder):
+def embedder(folder):
+  return embedding.open_embedder(str(folder / "model"))
+
+
+@pytest.fixture(scope="module")
+def expected(embedder):
   """The vectors of TEXTS, float32 [n, d]."""
-  return embedding.open_embedder(str(folder / "model")).embed(TEXTS)
+  return embedder.embed(TEXTS)
 
 
 def make_vectors(folder, name, file, **flags):
@@ -66,22 +72,19 @@ def make_vectors(folder, name, file, **flags):
   ],
 )
 def test_vectors_are_those_of_the_texts(
-  folder, expected, monkeypatch, file, flags
+  folder, embedder, expected, monkeypatch, file, flags
 ):
   monkeypatch.setattr(embed, "_CHUNK", 3)
   monkeypatch.setattr(texts, "_PIECE_BYTES", 20)
-  if file == "beir":  # "a b c" has the title "a ": joined by a space
-    expected = embedding.open_embedder(str(folder / "model")).embed(
-      [*beir.read(str(folder / "beir")).documents.values()]
-    )
+  if file == "beir":
+    documents = beir.read(str(folder / "beir")).documents
+    expected = embedder.embed([*documents.values()])
   lines = make_vectors(folder, "v.npy", file, **flags)
   assert lines == [f"{folder}/v.npy: the vectors of 7 texts"]
   vectors = np.load(folder / "v.npy")
   assert vectors.dtype == flags.get("dtype", "float32")
   np.testing.assert_allclose(vectors, expected, atol=2e-3)
-  assert not (folder / "v.npy.unfinished").exists() or not any(
-    (folder / "v.npy.unfinished").rglob("*.npz")
-  )
+  assert not [*folder.glob("v.npy.unfinished/**/*.npz")]
 
 
 def test_parquet_has_ids_and_empty_texts_are_counted(folder, expected):
@@ -93,37 +96,37 @@ def test_parquet_has_ids_and_empty_texts_are_counted(folder, expected):
   table = parquet.read_table(folder / "v.parquet").to_pydict()
   assert table["id"] == ["7", *(f"n{n}" for n in range(7))]
   np.testing.assert_allclose(table["embedding"][1:], expected, atol=1e-5)
-  with pytest.raises(UserError, match=r"name it \*.npy or \*.parquet"):
-    make_vectors(folder, "v.txt", "t.txt")
-  with pytest.raises(
-    DataError, match="--text_field=text: .*t.jsonl|t.jsonl: l"
+  for name, file, message in (
+    ("v.txt", "t.txt", r"name it \*.npy or \*.parquet"),
+    ("v.npy", "t.jsonl", "--text_field=text: .*t.jsonl|t.jsonl: l"),
   ):
-    make_vectors(folder, "v.npy", "t.jsonl")
+    with pytest.raises(UserError, match=message):
+      make_vectors(folder, name, file)
 
 
-def settings_of(folder, documents="t.txt", **flags):
-  return search.SearchSettings(documents=str(folder / documents), **flags)
+def searched(capsys, folder, documents="t.txt", **flags):
+  """The lines that a search by flags prints."""
+  settings = search.SearchSettings(documents=str(folder / documents), **flags)
+  search.main(settings, str(folder / "model"))
+  return capsys.readouterr().out.splitlines()
 
 
 def found(capsys, folder, **flags):
-  """[(id, score) of each result] of a search by flags."""
-  search.main(settings_of(folder, json=True, **flags), str(folder / "model"))
-  lines = capsys.readouterr().out.splitlines()
-  return [
-    [(one["id"], one["score"]) for one in json.loads(line)["results"]]
-    for line in lines
-  ]
+  """[(id, score) of each result] of each query."""
+  answers = []
+  for line in searched(capsys, folder, json=True, **flags):
+    results = json.loads(line)["results"]
+    answers.append([(one["id"], one["score"]) for one in results])
+  return answers
 
 
-def test_a_search_finds_the_nearest(folder, expected, capsys, monkeypatch):
-  embedder = embedding.open_embedder(str(folder / "model"))
-  scores, numbers = nearest.top_k(
-    embedder.embed(["a b d", "e"], "query"), expected, 3
-  )
-  best = [
-    [(str(n), pytest.approx(s, abs=1e-5)) for n, s in zip(*row, strict=True)]
-    for row in zip(numbers, scores, strict=True)
-  ]
+def test_a_search_finds_the_nearest(
+  folder, embedder, expected, capsys, monkeypatch
+):
+  best, vectors = [], embedder.embed(["a b d", "e"], "query")
+  for scores, numbers in zip(*nearest.top_k(vectors, expected, 3), strict=True):
+    near = [pytest.approx(score, abs=1e-5) for score in scores]
+    best.append([*zip(map(str, numbers), near, strict=True)])
   stdin = io.TextIOWrapper(io.BytesIO(b"a b d\n\ne\n"))
   monkeypatch.setattr(sys, "stdin", stdin)
   np.save(folder / "given.npy", expected.astype(np.float16))
@@ -133,41 +136,36 @@ def test_a_search_finds_the_nearest(folder, expected, capsys, monkeypatch):
   queries = str(folder / "q.txt")
   assert found(capsys, folder, queries=queries, **flags) == best
   assert found(capsys, folder, query="e", **flags) == best[1:]
-  close = found(
-    capsys, folder, query="e", vectors=str(folder / "given.npy"), **flags
-  )
-  assert [n for n, _ in close[0]] == [n for n, _ in best[1]]
+  flags["vectors"] = str(folder / "given.npy")
+  (close,) = found(capsys, folder, query="e", **flags)
+  assert [n for n, _ in close] == [n for n, _ in best[1]]
   # What people read has the texts.
-  search.main(settings_of(folder, query="e", top_k=1), str(folder / "model"))
-  assert "\n  1. 0." in capsys.readouterr().out
+  lines = searched(capsys, folder, query="e", top_k=1)
+  assert lines[1].startswith("  1. 0.")
 
 
 def test_a_reranker_orders_the_first(folder, capsys):
-  rerank = dict(rerank=str(folder / "pairs"), rerank_depth=4)
-  plain = found(capsys, folder, query="a b", top_k=4)[0]
-  (new,) = found(capsys, folder, query="a b", top_k=6, **rerank)
+  flags = dict(query="a b", rerank=str(folder / "pairs"), rerank_depth=4)
+  (plain,) = found(capsys, folder, query="a b", top_k=4)
+  (new,) = found(capsys, folder, top_k=6, **flags)
   assert {n for n, _ in new[:4]} == {n for n, _ in plain}
   values = [score for _, score in new]
   assert values == sorted(values, reverse=True)
   assert all(0 < value < 1 for value in values[:4]) and values[4] < 0
-  (other,) = found(
-    capsys, folder, query="a b", top_k=4, rerank_label="no", **rerank
-  )
+  (other,) = found(capsys, folder, top_k=4, rerank_label="no", **flags)
   assert other != new[:4]
 
 
 def test_a_folder_is_evaluated(folder, capsys):
-  flags = dict(documents="beir", evaluate=True, json=True, bm25=False)
-  model = str(folder / "model")
-  search.main(settings_of(folder, **flags), model)
-  results = json.loads(capsys.readouterr().out)[model]
+  flags, model = dict(documents="beir", evaluate=True), str(folder / "model")
+  (line,) = searched(capsys, folder, json=True, bm25=False, **flags)
+  results = json.loads(line)[model]
   assert results["recall@100"] == 1 and 0 < results["ndcg@10"] <= 1
-  flags["rerank"] = str(folder / "pairs")
-  search.main(settings_of(folder, **flags), model)
-  assert json.loads(capsys.readouterr().out) != {model: results}
+  rerank = dict(rerank=str(folder / "pairs"), json=True, bm25=False)
+  (line,) = searched(capsys, folder, **rerank, **flags)
+  assert json.loads(line) != {model: results}
   pytest.importorskip("bm25s")
-  search.main(settings_of(folder, documents="beir", evaluate=True), model)
-  title, header, words, vectors = capsys.readouterr().out.splitlines()
+  title, header, words, vectors = searched(capsys, folder, **flags)
   assert title.endswith("beir: 2 queries of test, 7 documents")
   assert header.split() == ["ndcg@10", "mrr@10", "recall@100", "map@100"]
   assert words.endswith("BM25") and vectors.endswith(model)
@@ -188,14 +186,14 @@ def test_a_folder_is_evaluated(folder, capsys):
     ({"evaluate": True, "documents": "no"}, "no/corpus.jsonl: No such"),
   ],
 )
-def test_what_does_not_fit_is_a_line(folder, expected, flags, message):
+def test_what_does_not_fit_is_a_line(folder, expected, capsys, flags, message):
   np.save(folder / "few.npy", expected[:3])
   np.save(folder / "thin.npy", expected[:, :2])
   for name in {"vectors", "rerank"} & set(flags):
     flags = {**flags, name: str(folder / flags[name])}
   flags = flags if "evaluate" in flags else {"query": "a", **flags}
-  with pytest.raises((UserError, OSError), match=message):
-    search.main(settings_of(folder, **flags), str(folder / "model"))
+  with pytest.raises(UserError, match=message):
+    searched(capsys, folder, **flags)
 
 
 def test_an_index_is_made_once_and_finds_the_nearest(tmp_path):
@@ -223,41 +221,39 @@ def test_an_index_is_made_once_and_finds_the_nearest(tmp_path):
 PAIRS = [("a b", "a b c"), ("a b", "A  B c"), ("c", "c d"), ("d", "e e d")]
 
 
-def test_negatives_are_mined(folder, tmp_path):
+def test_negatives_are_mined(folder, embedder, tmp_path):
   lines = [json.dumps(dict(anchor=a, positive=p)) for a, p in PAIRS]
   (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
-  settings = dict(
-    input=str(tmp_path / "pairs.jsonl"), output=str(tmp_path / "m.jsonl"),
-    corpus=str(folder / "t.txt"), num_negatives=3,
-  )  # fmt: skip
-  embedder = embedding.open_embedder(str(folder / "model"))
-  model = str(folder / "model")
+
+  def mined(**flags):
+    settings = mine_negatives.MiningSettings(
+      input=str(tmp_path / "pairs.jsonl"), output=str(tmp_path / "m.jsonl"),
+      corpus=str(folder / "t.txt"), num_negatives=3, **flags,
+    )  # fmt: skip
+    mine_negatives.mine(settings, str(folder / "model"))
+    return (tmp_path / "m.jsonl").read_text().splitlines()
+
   # Vectors of random weights differ little.
   for relative, absolute in ((0.0, 0.0), (0.002, 0.0), (0.0, 0.001)):
-    margin = dict(relative_margin=relative, absolute_margin=absolute)
-    chosen = mine_negatives.MiningSettings(**settings, **margin)
-    mine_negatives.mine(chosen, model)
-    content = (tmp_path / "m.jsonl").read_text()
-    assert content
-    for line in content.splitlines():
+    lines = mined(relative_margin=relative, absolute_margin=absolute)
+    assert lines
+    for line in lines:
       anchor, positive, negatives = json.loads(line).values()
       assert 1 <= len(negatives) <= 3
       assert not {"a b c", "A  B c", anchor} & {*negatives} or anchor != "a b"
-      similar = (
-        nearest.unit(embedder.embed([anchor], "query"))
-        @ nearest.unit(embedder.embed([positive, *negatives])).T
-      )[0]
-      most = min(similar[0] * (1 - relative), similar[0] - absolute)
-      assert (similar[1:] <= most + 1e-6).all()
-      assert (np.diff(similar[1:]) <= 1e-5).all()
+      query = nearest.unit(embedder.embed([anchor], "query"))[0]
+      texts = embedder.embed([positive, *negatives])
+      own, *others = nearest.unit(texts) @ query
+      most = min(own * (1 - relative), own - absolute)
+      assert max(others) <= most + 1e-6
+      assert (np.diff(others) <= 1e-5).all()
   for wrong, message in (
     ({"relative_margin": 1.0}, "no pair has a negative within the margins"),
     ({"depth": 2}, "--depth=2: fewer than --skip=0 and --num_negatives=3"),
     ({"positive_column": "x"}, "line 1 has no 'x'.*--positive_column"),
   ):
     with pytest.raises(UserError, match=message):
-      chosen = mine_negatives.MiningSettings(**settings, **wrong)
-      mine_negatives.mine(chosen, model)
+      mined(**wrong)
 
 
 def test_the_range_of_ranks_and_the_margins():
