@@ -197,7 +197,7 @@ def gather(groups: Groups, comm) -> Groups:
   for tensor in groups:
     bits = tf.bitcast(tensor, tf.float32)
     parts.append(tf.reshape(bits, [count, -1]))
-    widths.append(parts[-1].shape[1])
+    widths.append(parts[-1].shape.as_list()[1])
   everyone = comm.allgather(
     tf.concat(parts, axis=1), name="vectors_of_all_ranks"
   )
