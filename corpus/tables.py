@@ -186,16 +186,14 @@ def lists(
   values = []
   for row in rows:
     value = row.values.get(name)
-    texts = []
-    for text in value if isinstance(value, list) else [value]:
-      if isinstance(text, str) and text.strip():
-        texts.append(text)
-      elif text and not isinstance(text, str):
-        raise DataError(
-          f"{path}: line {row.line} has {json.dumps(value)[:60]} where "
-          f"{name!r} should be, a text or a list of texts"
-        )
-    values.append(texts)
+    try:
+      json_files.expect(value, (str, None, [(str, None)]), name)
+    except ValueError as e:
+      raise DataError(
+        f"{path}: line {row.line}: {e}: write a text or a list of texts"
+      ) from e
+    texts = value if isinstance(value, list) else [value]
+    values.append([text for text in texts if text and text.strip()])
   if not any(name in row.values for row in rows):
     column(path, rows, name, flag)  # says so
   return values

@@ -75,16 +75,10 @@ def _checked(vectors, start: int, what: str) -> tuple[np.ndarray, np.ndarray]:
 
 def _product(queries: np.ndarray, documents: np.ndarray) -> np.ndarray:
   """Dot products [q, n], each the same whatever stands beside it."""
-  product = _padded(queries, _QUERY_TILE) @ _padded(documents, _DOCUMENT_TILE).T
-  return product[: len(queries), : len(documents)]
-
-
-def _padded(vectors: np.ndarray, tile: int) -> np.ndarray:
-  missing = -len(vectors) % tile
-  if not missing:
-    return vectors
-  zeros = np.zeros([missing, vectors.shape[1]], np.float32)
-  return np.concatenate([vectors, zeros])
+  rows, columns = len(queries), len(documents)
+  queries = np.pad(queries, [(0, -rows % _QUERY_TILE), (0, 0)])
+  documents = np.pad(documents, [(0, -columns % _DOCUMENT_TILE), (0, 0)])
+  return (queries @ documents.T)[:rows, :columns]
 
 
 def _merged(

@@ -167,7 +167,7 @@ _TASKS = {
 }
 
 
-def maker(name, folder, vocab_file):
+def maker(name, folder, vocab_file, **bert):
   """(output folder, **changes) -> task on a.* of `folder`; b.* is held out."""
   task, write, ending, count, held_out = _TASKS[name]
   files = {
@@ -176,7 +176,7 @@ def maker(name, folder, vocab_file):
   }
   if name != "answer":  # which evaluates on what it predicts
     files["eval_file"] = files["predict_file"]
-  config = samples.write_config(folder / "config.json")
+  config = samples.write_config(folder / "config.json", **bert)
   return functools.partial(task, config, vocab_file, **files)
 
 

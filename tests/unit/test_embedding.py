@@ -90,31 +90,23 @@ def test_a_side_has_its_prompt_length_and_pooling(
 
 def test_the_nearest_texts_of_a_file(make, tmp_path, capsys):
   folder, prefix = make()
-  export = str(tmp_path / "export")
+  texts, export = tmp_path / "texts.txt", str(tmp_path / "export")
   source = model_source.find(str(folder))
-  model = inference.open_checkpoint(source)
-  inference.export(model, source, export)
-  texts = tmp_path / "texts.txt"
-  texts.write_text("c d e\n\na b c\n" + "d " * 300 + "\n")
-  answers = []
-  for name in (str(folder), prefix, export):
-    settings = predict.PredictSettings(
-      nearest_in=str(texts), top_k=2, json=True
-    )
-    predict.main(settings, name, "a b", "d d")
-    lines = capsys.readouterr().out.splitlines()
-    answers.append([json.loads(line) for line in lines])
-  assert answers[0] == answers[1] == answers[2] and len(answers[0]) == 2
-  embedder = embedding.open_embedder(export)
-  documents = embedder.embed(["c d e", "a b c", "d " * 300])
-  for answer, query in zip(answers[0], ("a b", "d d"), strict=True):
+  inference.export(inference.open_checkpoint(source), source, export)
+  lines = {1: "c d e", 3: "a b c", 4: "d " * 300}
+  texts.write_text("\n".join([lines[1], "", lines[3], lines[4]]))
+  embedder, nearest = embedding.open_embedder(export), []
+  documents = embedder.embed([*lines.values()])
+  for query in ("a b", "d d"):
     similar = documents @ embedder.embed([query], "query")[0]
-    order = np.argsort(-similar)[:2]
-    assert [one["line"] for one in answer["nearest"]] == [
-      (1, 3, 4)[number] for number in order
-    ]
-    got = [one["similarity"] for one in answer["nearest"]]
-    np.testing.assert_allclose(got, similar[order], atol=1e-6)
+    nearest.append(sorted(zip(similar, lines, strict=True), reverse=True)[:2])
+  settings = predict.PredictSettings(nearest_in=str(texts), top_k=2, json=True)
+  for name in (str(folder), prefix, export):
+    predict.main(settings, name, "a b", "d d")
+    answers = map(json.loads, capsys.readouterr().out.splitlines())
+    for answer, near in zip(answers, nearest, strict=True):
+      found = [(one["similarity"], one["line"]) for one in answer["nearest"]]
+      np.testing.assert_allclose(found, near, atol=1e-6)
   settings = predict.PredictSettings(nearest_in=str(texts))
   predict.main(settings, export, "a b")
   first, *found = capsys.readouterr().out.splitlines()
