@@ -1,6 +1,7 @@
 """Vectors of texts, near where texts mean the same: for search and clusters."""
 
 import dataclasses
+import functools
 import io
 import itertools
 from collections.abc import Callable, Iterable
@@ -138,26 +139,25 @@ class Texts:
     return [self._known[side, text] for text in texts]
 
 
-# Vectors of the texts of a set, float32 [texts, d] -> metrics.
-Measure = Callable[[np.ndarray], dict[str, float]]
-
-
 class Singles(GroupSource):
-  """Texts one by one, to evaluate or predict with."""
+  """Texts one by one, to evaluate or predict with: queries, then documents."""
 
   def __init__(
     self,
     path: str,
-    texts: list[Text],
-    wheres: Iterable,
-    config,
-    cut: int,
-    measure: Measure | None = None,
+    texts: Texts,
+    queries: Iterable[str],
+    documents: Iterable[str],
+    names: Iterable,
+    config: EmbedderConfig,
+    measure: Callable[[np.ndarray], dict[str, float]] | None = None,
   ):
+    """`measure` has metrics of their vectors, float32 [texts, d]."""
+    inputs = texts.encode(queries, QUERY) + texts.encode(documents, DOCUMENT)
     groups = []
-    for text, where in zip(texts, wheres, strict=True):
-      groups.append(Group([text], str(where)))
-    super().__init__(path, groups, config, cut)
+    for text, name in zip(inputs, names, strict=True):
+      groups.append(Group([text], str(name)))
+    super().__init__(path, groups, config, texts.cut)
     self.measure = measure
 
   def vectors(self, outputs: dict) -> np.ndarray:
@@ -183,24 +183,27 @@ class Embedding(FinetuningTask):
   def read(self, part):
     path, config = self.config.path(part), self.config
     texts = Texts(config, self.describe())
-    if part == "predict":
-      return self._read_singles(path, texts)
     if part == "train":
       return self._read_groups(path, texts)
+    if part == "predict":
+      rows = tables.read_table(path, all_rows=True)
+      name = config.text_column
+      column = tables.column(path, rows, name, "--text_column")
+      lines = [row.line for row in rows]
+      return Singles(path, texts, [], column, lines, config)
+    if config.score_column and not is_beir(path):
+      pairs = self._pairs(path)
+      names, firsts, seconds, _, scores = zip(*pairs, strict=True)
+      measure = functools.partial(measured_pairs, np.array(scores))
+      return Singles(path, texts, firsts, seconds, names * 2, config, measure)
     if is_beir(path):
-      return self._read_search(path, beir.read(path), texts)
-    pairs = self._pairs(path)
-    if config.score_column:
-      return self._read_scored(path, pairs, texts)
-    return self._read_search(path, collection_of(pairs), texts)
-
-  def _read_singles(self, path: str, texts: Texts) -> Singles:
-    rows = tables.read_table(path, all_rows=True)
-    name = self.config.text_column
-    column = tables.column(path, rows, name, "--text_column")
-    inputs = texts.encode(column, DOCUMENT)
-    lines = [row.line for row in rows]
-    return Singles(path, inputs, lines, self.config, texts.cut)
+      collection = beir.read(path)
+    else:
+      collection = collection_of(self._pairs(path))
+    queries, documents = collection.queries, collection.documents
+    both, ids = (queries.values(), documents.values()), [*queries, *documents]
+    measure = functools.partial(measured_search, collection)
+    return Singles(path, texts, *both, ids, config, measure)
 
   def _read_groups(self, path: str, texts: Texts) -> GroupSource:
     # All at once, so that the tokenizer is called once. Texts of --simcse have
@@ -216,40 +219,6 @@ class Embedding(FinetuningTask):
       members = [first, *itertools.islice(others, 1 + len(pair.negatives))]
       groups.append(Group(members, f"line {pair.line}", pair.score))
     return GroupSource(path, groups, self.config, texts.cut)
-
-  def _read_search(
-    self, path: str, collection: beir.Collection, texts: Texts
-  ) -> Singles:
-    """Queries, and the documents to find."""
-    queries = texts.encode(collection.queries.values(), QUERY)
-    documents = texts.encode(collection.documents.values(), DOCUMENT)
-    names = [*collection.queries, *collection.documents]
-
-    def measure(vectors):
-      both = vectors[: len(queries)], vectors[len(queries) :]
-      results = {}
-      for name, value in measures.of_vectors(collection, *both).items():
-        results[name.replace("@", "_at_")] = value
-      return results
-
-    inputs = queries + documents
-    return Singles(path, inputs, names, self.config, texts.cut, measure)
-
-  def _read_scored(self, path: str, pairs: list[Pair], texts: Texts) -> Singles:
-    """Pairs of texts with scores."""
-    inputs = texts.encode([pair.first for pair in pairs], QUERY)
-    inputs += texts.encode([pair.second for pair in pairs], DOCUMENT)
-    lines = [pair.line for pair in pairs]
-    scores = np.array([pair.score for pair in pairs])
-
-    def measure(vectors):
-      firsts, seconds = np.split(nearest.unit(vectors), 2)
-      cosines, results = np.sum(firsts * seconds, axis=1), {}
-      for name in ("spearman", "pearson"):
-        results[name] = metrics.OF_NUMBERS[name](scores, cosines)
-      return results
-
-    return Singles(path, inputs, lines * 2, self.config, texts.cut, measure)
 
   def _column(self, path: str, rows, flag: str) -> list[str]:
     """The texts that a flag names, none of them empty."""
@@ -346,6 +315,26 @@ class Embedding(FinetuningTask):
       "score_column": config.score_column,
       "simcse": config.simcse,
     }
+
+
+def measured_search(
+  collection: beir.Collection, vectors: np.ndarray
+) -> dict[str, float]:
+  """Metrics of the vectors of queries and then documents, [texts, d]."""
+  both = np.split(vectors, [len(collection.queries)])
+  results = {}
+  for name, value in measures.of_vectors(collection, *both).items():
+    results[name.replace("@", "_at_")] = value
+  return results
+
+
+def measured_pairs(scores: np.ndarray, vectors: np.ndarray) -> dict[str, float]:
+  """Metrics of the vectors of pairs' first texts, then second ones."""
+  firsts, seconds = np.split(nearest.unit(vectors), 2)
+  cosines, results = np.sum(firsts * seconds, axis=1), {}
+  for name in ("spearman", "pearson"):
+    results[name] = metrics.OF_NUMBERS[name](scores, cosines)
+  return results
 
 
 def collection_of(pairs: list[Pair]) -> beir.Collection:

@@ -8,6 +8,7 @@ import numpy as np
 
 from common.console import tell
 from common.errors import UserError
+from corpus.text_files import gathered
 from finetuning import sides, task_file
 from finetuning.behaviour import Input
 from interop.heads import BEHAVIOURS
@@ -16,7 +17,7 @@ from interop.predictions import Prediction, padded
 from model.tasks import DOCUMENT, EMBEDDER, EMBEDDING, POOLED, QUERY, SIDES
 from retrieval import nearest
 
-_TOKENS = 4096  # of a run of the graph, with padding
+_TOKENS = 4096  # about so many of a run of the graph
 _WIDTH = 100  # characters of a text that is shown
 
 
@@ -51,15 +52,12 @@ class Embedder:
         )
       self.cut += cut > 0
     vectors = np.empty([len(encoded), self.size], np.float32)
+    size_of = lambda number: len(encoded[number])
     # The longest first: what does not fit into memory fails at once.
-    order = sorted(range(len(encoded)), key=lambda n: -len(encoded[n]))
-    start = 0
-    while start < len(order):
-      rows = max(1, _TOKENS // len(encoded[order[start]]))
-      batch = order[start : start + rows]
+    order = sorted(range(len(encoded)), key=size_of, reverse=True)
+    for batch in gathered(order, size_of, _TOKENS):
       pooled = self._sides[side].pooled
       vectors[batch] = self._run([encoded[n] for n in batch], pooled)
-      start += rows
     return vectors
 
   def _run(self, ids: list[np.ndarray], pooled: slice) -> np.ndarray:
