@@ -223,7 +223,8 @@ def train_ops(
     by_time = tf.cast(tf.minimum(share, 1.0) * schedule.total, tf.float32)
     position = tf.maximum(tf.cast(position, tf.float32), by_time)
     counters.append((state.seconds, lap))
-  optimizer = config.optimizer.make(schedule(position))
+  products = mixed_precision.policy_of(config).feed_forward
+  optimizer = config.optimizer.make(schedule(position), products)
   exchange = make_exchange(config.allreduce, comm, loss_scale.value, optimizer)
   return build_train_ops(
     gradients,

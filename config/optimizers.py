@@ -23,12 +23,9 @@ class Optimizer:
   module: str  # it loads TensorFlow, so it is imported when a run needs it
   name: str  # of the class, a `moments.MomentOptimizer`
   settings: tuple[str, ...]  # fields of `OptimizerConfig` that it takes
-  # Flag that it does not go with -> why; refusals derive from it.
-  excludes: dict[str, str] = dataclasses.field(default_factory=dict)
+  multiplies: bool = False  # matrices; it takes the type of products, too
 
 
-# An update that needs whole matrices would exclude "zero" and
-# "tensor_parallel": ranks hold parts of variables then.
 OPTIMIZERS = {
   "adamw": Optimizer(
     "gradients.adamw", "AdamWeightDecayOptimizer", _ADAM_SETTINGS
@@ -38,7 +35,46 @@ OPTIMIZERS = {
     "LAMBOptimizer",
     (*_ADAM_SETTINGS, "min_trust_ratio", "max_trust_ratio"),
   ),
+  "muon": Optimizer(
+    "gradients.muon",
+    "MuonOptimizer",
+    (*_ADAM_SETTINGS, "muon_momentum", "muon_steps", "muon_coefficients"),
+    multiplies=True,
+  ),
 }
+
+# By --muon_coefficients: (a, b, c) of each step's a x + b x^3 + c x^5; the last
+# ones are those of all later steps.
+_COEFFICIENTS = {
+  # https://kellerjordan.github.io/posts/muon/
+  "jordan": ((3.4445, -4.7750, 2.0315),),
+  # Amsel et al. 2025, https://arxiv.org/abs/2505.16932, algorithm 1: the best
+  # of each step for singular values from 0.001 on.
+  "polar_express": (
+    (8.28721201814563, -23.595886519098837, 17.300387312530933),
+    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+    (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+    (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+    (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
+    (1.875, -1.25, 0.375),
+  ),
+}
+# Of Polar Express: rounding may make a singular value larger than 1, from which
+# its steps would diverge. They are made for values up to this one.
+_SAFETY = 1.01
+
+
+def polynomials_of(coefficients: str, steps: int) -> tuple:
+  """(a, b, c) of each Newton-Schulz step, by --muon_coefficients."""
+  table = _COEFFICIENTS[coefficients]
+  steps_of = [*table[:steps], *[table[-1]] * (steps - len(table))]
+  if coefficients == "jordan":
+    return tuple(steps_of)
+  safe = []
+  for a, b, c in steps_of:
+    safe.append((a / _SAFETY, b / _SAFETY**3, c / _SAFETY**5))
+  return tuple(safe)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +106,16 @@ class OptimizerConfig:
   max_trust_ratio: float = setting(0.3,
     "LAMB: highest trust ratio, the norm of a variable over that of its "
     "update.", json="optimizer.params.max_coeff")
+  muon_momentum: float = setting(0.95,
+    "Muon: factor by which the running mean of a hidden matrix' gradients "
+    "decays at each update.", low=0, below=1)
+  muon_steps: int = setting(5,
+    "Muon: Newton-Schulz steps that make a hidden matrix' momentum "
+    "orthogonal. Fewer are faster and less exact.", low=1, high=20)
+  muon_coefficients: str = setting("jordan",
+    "Muon: coefficients of the Newton-Schulz steps. jordan: Keller Jordan's, "
+    "for singular values between 0.7 and 1.2. polar_express: those that come "
+    "closest to 1 in as many steps.", choices=_COEFFICIENTS)
   clip_norm: float = setting(1.0,
     "Highest global norm of the mean gradient; a larger one is scaled down to "
     "it. 0 sets no limit.",
@@ -88,22 +134,19 @@ class OptimizerConfig:
         f"{self.max_trust_ratio}: want 0 <= min <= max"
       )
 
-  def check_with(self, **used: bool) -> None:
-    """Raises `UserError` if a flag that is `used` excludes the optimizer."""
-    excludes = OPTIMIZERS[self.optimizer].excludes
-    for flag, is_used in used.items():
-      if is_used and flag in excludes:
-        raise UserError(
-          f"--optimizer={self.optimizer} does not go with --{flag}: "
-          f"{excludes[flag]}. Leave one of them out"
-        )
+  def make(self, learning_rate, matmul_type=None) -> Any:
+    """The optimizer.
 
-  def make(self, learning_rate) -> Any:
-    """The optimizer; `learning_rate` is a scalar Tensor."""
+    `learning_rate` is a scalar Tensor, `matmul_type` the DType of the model's
+    products; None is float32.
+    """
     row = OPTIMIZERS[self.optimizer]
     make = getattr(importlib.import_module(row.module), row.name)
+    settings = {name: getattr(self, name) for name in row.settings}
+    if row.multiplies and matmul_type:
+      settings["matmul_type"] = matmul_type
     return make(
       learning_rate=learning_rate,
       exclude_from_weight_decay=EXCLUDE_FROM_WEIGHT_DECAY,
-      **{name: getattr(self, name) for name in row.settings},
+      **settings,
     )

@@ -225,10 +225,6 @@ class RunConfig:
     if self.xla != "off":
       execution.check_gpus()
     self.loss_scale.check(self.uses_fp16)
-    self.optimizer.check_with(
-      zero=self.allreduce.zero > 0,
-      tensor_parallel=getattr(self, "tensor_parallel", 1) > 1,
-    )
 
   @classmethod
   def read_flags(cls, flags) -> tuple[dict, dict, dict]:

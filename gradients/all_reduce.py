@@ -10,7 +10,7 @@ import numpy as np
 
 from common.tensorflow_v1 import tf
 from config import execution
-from gradients import moments
+from gradients import layout
 from model import tensor_parallel
 from xla_patches import jit
 
@@ -67,7 +67,7 @@ class AllReduce:
     self.optimizer = optimizer
     self.comm = world.data_parallel
     self.slices = tensor_parallel.Slices(world.tensor_parallel)
-    self.layout = moments.VariableLayout(self.slices)
+    self.layout = layout.VariableLayout(self.slices, self.comm)
 
   def _groups(self, count: int) -> list[np.ndarray]:
     """Indices of `count` gradients by group, backwards as they are computed."""
@@ -104,11 +104,11 @@ class AllReduce:
         rows += [tf.reshape(ratio, [-1]) for ratio in optimizer.trust_ratios]
         return tf.concat(rows, axis=0) if len(rows) > 1 else rows[0]
 
-    ratios, modes = 0, [*execution.UPDATE]
+    is_one = optimizer.is_one_program(self.layout)
+    modes = execution.UPDATE if is_one else ()
+    ratios = 0
     if optimizer.has_trust_ratios:
       ratios = len(tf.trainable_variables())
-      if self.layout.norm_communicates:
-        modes = []
     # Only its arguments tell a compiled function of the condition around it:
     # where the condition does not hold, tf.identity gives a dead tensor.
     applied = tf.cond(

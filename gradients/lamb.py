@@ -28,13 +28,16 @@ class LAMBOptimizer(moments.MomentOptimizer):
     self.min_trust_ratio = min_trust_ratio
     self.max_trust_ratio = max_trust_ratio
 
+  def is_one_program(self, layout):
+    return not layout.norm_communicates
+
   def _update(self, gradient, variable, slots, decay, layout):
     weights = tf.convert_to_tensor(variable)
     m, v = slots["adam_m"], slots["adam_v"]
     direction = self._direction
     # Else all of the update is one program already. Norms over ranks are not in
     # a program, so only what comes before them can be.
-    if layout.norm_communicates:
+    if not self.is_one_program(layout):
       direction = jit.compiled(direction, execution.UPDATE)
     corrections = m.correction, v.correction
     update, *new_moments = direction(

@@ -1,6 +1,6 @@
 """What optimizers share: slots, decay and bias correction.
 
-`adamw` and `lamb` have the rules of one variable's update.
+`adamw`, `lamb` and `muon` have the rules of a variable's update.
 """
 
 import math
@@ -8,7 +8,7 @@ import re
 from typing import Any, NamedTuple
 
 from common.tensorflow_v1 import tf
-from model.tensor_parallel import WHOLE
+from gradients.layout import VariableLayout
 
 # The graph's collection of all slots' variables.
 SLOTS = "optimizer_slots"
@@ -25,36 +25,21 @@ def state(name: str, shape=(), dtype=tf.float32, initial=None) -> tf.Variable:
   return tf.get_variable(name, shape, dtype, initial, trainable=False)
 
 
-class VariableLayout:
-  """How a rank holds a variable: here whole or sliced, in `zero` by shards."""
-
-  def __init__(self, slices=WHOLE):
-    self.slices = slices
-
-  @property
-  def norm_communicates(self) -> bool:
-    """Whether `norm` runs collectives, which XLA cannot compile."""
-    return self.slices.size > 1
-
-  def norm(self, tensor, variable) -> tf.Tensor:
-    """The norm of a tensor shaped as `variable`; a shard of n has n norms."""
-    return self.slices.norm(tensor, variable)
-
-  def spread(self, values, variable) -> tf.Tensor:
-    """Factors of the variable's elements from `values` of `norm`'s shape."""
-    return values
-
-  def decay(self, rate_of, variable):
-    """The weight decay of its elements; `rate_of`: variable's name -> float."""
-    return rate_of(variable_name(variable))
-
-
 class Slot(NamedTuple):
   """A tensor that an optimizer keeps of a variable."""
 
   variable: tf.Variable
   beta: str  # the setting by which it decays; "" for no bias correction
   correction: Any = 1.0  # 1 - beta^t at update t; 1 without bias correction
+
+
+class Change(NamedTuple):
+  """What an optimizer has for a variable's update."""
+
+  gradient: tf.Tensor
+  variable: tf.Variable
+  slots: dict[str, Slot]
+  decay: Any  # a float, or a Tensor of the variable's shape
 
 
 class MomentOptimizer(tf.train.Optimizer):
@@ -135,19 +120,23 @@ class MomentOptimizer(tf.train.Optimizer):
     kept = self._corrected(self.create_slots([v for _, v in pairs]))
     layout = layout or VariableLayout()
     self.trust_ratios = []
-    updates = []
+    changes = []
     for (gradient, variable), slots in zip(pairs, kept, strict=True):
       gradient = tf.convert_to_tensor(gradient)
       decay = layout.decay(self.decay_rate, variable)
-      updates.append(self._update(gradient, variable, slots, decay, layout))
+      changes.append(Change(gradient, variable, slots, decay))
+    updates = self._update_all(changes, layout)
     counted = tf.no_op()
     if self.bias_correction:
       with tf.control_dependencies(updates):
         counted = self._applied_updates.assign_add(1, read_value=False)
     return tf.group(*updates, counted, name=name)
 
+  def _update_all(self, changes: list[Change], layout) -> list[tf.Operation]:
+    return [self._update(*change, layout) for change in changes]
+
   def _update(self, gradient, variable, slots: dict, decay, layout):
-    """The op that updates a variable; decay: a float, or of its shape."""
+    """The op that updates a variable; the arguments are of a `Change`."""
     raise NotImplementedError
 
   def _corrected(self, kept: list[dict[str, Slot]]) -> list[dict[str, Slot]]:
@@ -168,8 +157,17 @@ class MomentOptimizer(tf.train.Optimizer):
         corrected[-1][name] = slot._replace(correction=by_beta[slot.beta])
     return corrected
 
-  def decay_rate(self, name: str) -> float:
+  def is_matrix(self, variable) -> bool:
+    """Whether the rule needs a weight as a whole matrix, not its elements."""
+    return False
+
+  def is_one_program(self, layout) -> bool:
+    """Whether XLA can compile the update of variables of a `layout`."""
+    return True
+
+  def decay_rate(self, variable) -> float:
     """The weight decay of a weight, 0 for those that are excluded."""
+    name = variable_name(variable)
     for pattern in self.exclude_from_weight_decay or ():
       if re.search(pattern, name):
         return 0.0

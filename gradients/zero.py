@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from common.tensorflow_v1 import tf
-from gradients import all_reduce, moments, sharded_variables
+from gradients import all_reduce, layout, moments, sharded_variables
 from model.tensor_parallel import cut_of
 
 
@@ -18,26 +18,39 @@ class Shard:
   """One rank's share of a group of variables.
 
   The variables' elements in a row, with zeros up to a multiple of the ranks,
-  are cut into equal parts of `size`: rank r's is the r-th.
+  are cut into equal parts of `size`: rank r's is the r-th. Of `matrices` each
+  rank has whole ones, and then zeros; of others, elements wherever it is cut.
   """
 
   # Which `ZeRO` makes: a local variable, and a Tensor; float [size].
   weights: tf.Variable
   decay: tf.Tensor
 
-  def __init__(self, variables, comm):
+  def __init__(self, variables, comm, matrices=False):
     self.variables = list(variables)
     sizes = [v.shape.num_elements() for v in self.variables]
-    self.size = -(-sum(sizes) // comm.size)
-    # All ranks' elements by variable, then the zeros.
-    self._sizes = [*sizes, comm.size * self.size - sum(sizes)]
+    # All ranks' elements in a row: (index of a variable, how many), and
+    # (None, how many) for zeros.
+    self._row: list[tuple[int | None, int]] = []
+    if matrices:
+      owners = np.array(layout.deal(sizes, comm.size))
+      loads = np.bincount(owners, sizes, comm.size).astype(int).tolist()
+      self.size = max(loads)
+      for rank, load in enumerate(loads):
+        for index in np.flatnonzero(owners == rank).tolist():
+          self._row.append((index, sizes[index]))
+        self._row.append((None, self.size - load))
+    else:
+      self.size = -(-sum(sizes) // comm.size)
+      self._row += enumerate(sizes)
+      self._row.append((None, comm.size * self.size - sum(sizes)))
     first, last = comm.rank * self.size, (comm.rank + 1) * self.size
     self._pieces, start = [], 0  # (index of a variable, its elements here)
     self._lengths = []  # of this rank's pieces, then of the zeros
-    for index, size in enumerate(sizes):
+    for piece, size in self._row:
       begin, end = max(first - start, 0), min(last - start, size)
-      if begin < end:
-        self._pieces.append((index, slice(begin, end)))
+      if begin < end and piece is not None:
+        self._pieces.append((piece, slice(begin, end)))
         self._lengths.append(end - begin)
       start += size
     self._lengths.append(self.size - sum(self._lengths))
@@ -45,18 +58,39 @@ class Shard:
 
   def flat(self, tensors) -> tf.Tensor:
     """float [ranks x size]: whole tensors of the group in a row."""
-    return _in_a_row([tf.reshape(t, [-1]) for t in tensors], self._sizes[-1])
+    rows = []
+    for index, size in self._row:
+      zeros = index is None
+      rows.append(
+        tf.zeros([size]) if zeros else tf.reshape(tensors[index], [-1])
+      )
+    return tf.concat(rows, axis=0)
 
   def whole(self, flat) -> list[tf.Tensor]:
     """The tensors of the group from [ranks x size], as `flat` made it."""
-    rows = tf.split(flat, self._sizes)[:-1]
-    pairs = zip(rows, self.variables, strict=True)
-    return [tf.reshape(row, variable.shape) for row, variable in pairs]
+    rows = tf.split(flat, [size for _, size in self._row])
+    whole = {}
+    for row, (index, _) in zip(rows, self._row, strict=True):
+      if index is not None:
+        whole[index] = tf.reshape(row, self.variables[index].shape)
+    return [whole[index] for index in range(len(self.variables))]
 
   def own(self, tensors: Sequence) -> tf.Tensor:
     """float [size]: this rank's part of whole tensors."""
     rows = [tf.reshape(tensors[i], [-1])[piece] for i, piece in self._pieces]
-    return _in_a_row(rows, self._lengths[-1])
+    return self.own_row(rows)
+
+  def own_row(self, rows: list) -> tf.Tensor:
+    """float [size]: rows, one for each of this rank's pieces, and zeros."""
+    return tf.concat([*rows, tf.zeros([self._lengths[-1]])], axis=0)
+
+  def own_matrices(self, flat) -> list[tuple]:
+    """[(matrix, variable), ...] of this rank's matrices in `flat`, [size]."""
+    pairs = []
+    for row, index in zip(self._own_rows(flat), self._owned, strict=True):
+      variable = self.variables[index]
+      pairs.append((tf.reshape(row, variable.shape), variable))
+    return pairs
 
   def spread(self, values) -> tf.Tensor:
     """float [size]: for each element its variable's one of `values`, [n]."""
@@ -64,11 +98,11 @@ class Shard:
     numbers, rows = tf.unstack(values, num=len(self.variables)), []
     for index, length in zip(self._owned, self._lengths[:-1], strict=True):
       rows.append(tf.fill([length], numbers[index]))
-    return _in_a_row(rows, self._lengths[-1])
+    return self.own_row(rows)
 
   def sums(self, flat) -> tf.Tensor:
     """float [variables]: the sum of each one's elements in `flat`, [size]."""
-    totals = [tf.reduce_sum(row) for row in tf.split(flat, self._lengths)[:-1]]
+    totals = [tf.reduce_sum(row) for row in self._own_rows(flat)]
     # A variable without an element in this shard gets 0.
     return tf.scatter_nd(
       self._owned[:, None],
@@ -76,13 +110,11 @@ class Shard:
       [len(self.variables)],
     )
 
-
-def _in_a_row(rows: list, zeros: int) -> tf.Tensor:
-  """float [n]: rows, and so many zeros."""
-  return tf.concat([*rows, tf.zeros([zeros])], axis=0)
+  def _own_rows(self, flat) -> list[tf.Tensor]:
+    return tf.split(flat, self._lengths)[:-1]
 
 
-class ShardLayout(moments.VariableLayout):
+class ShardLayout(layout.VariableLayout):
   """A rank holds parts of several variables in a row, a shard's weights.
 
   `shards` are by the name of their weights; `comm` has the ranks of a shard.
@@ -91,13 +123,13 @@ class ShardLayout(moments.VariableLayout):
   norm_communicates = True
 
   def __init__(self, shards: dict[str, Shard], comm, slices):
-    super().__init__(slices)
-    self._shards, self._comm = shards, comm
+    super().__init__(slices, comm)
+    self._shards = shards
 
   def norm(self, tensor, variable):
     shard = self._shards[variable.name]
     squares = shard.sums(tf.square(tensor))
-    squares = self._comm.allreduce(squares, "zero/norm_squares")
+    squares = self.comm.allreduce(squares, "zero/norm_squares")
     return tf.sqrt(self.slices.totals(squares, shard.variables))
 
   def spread(self, values, variable):
@@ -105,6 +137,14 @@ class ShardLayout(moments.VariableLayout):
 
   def decay(self, rate_of, variable):
     return self._shards[variable.name].decay
+
+  def by_matrix(self, function, tensors, variables):
+    results = []
+    for tensor, variable in zip(tensors, variables, strict=True):
+      shard = self._shards[variable.name]
+      own = self.of_wholes(function, shard.own_matrices(tensor))
+      results.append(shard.own_row([tf.reshape(each, [-1]) for each in own]))
+    return results
 
 
 class ZeRO(all_reduce.AllReduce):
@@ -119,18 +159,27 @@ class ZeRO(all_reduce.AllReduce):
     super().__init__(config, world, scale, optimizer)
     self._variables = tf.trainable_variables()
     groups: list[list[int]] = []  # indices of variables
+    matrices: list[int] = []
     for sent_together in self._groups(len(self._variables)):
       # One rule updates all of a shard: its variables have equal slots.
       parts: dict[tuple, list[int]] = {}
       for index in sent_together:
-        slots = optimizer.slots_of(self._variables[index])
-        parts.setdefault(tuple(slots.items()), []).append(index)
+        variable = self._variables[index]
+        if optimizer.is_matrix(variable):
+          matrices.append(index)
+        else:
+          slots = tuple(optimizer.slots_of(variable).items())
+          parts.setdefault(slots, []).append(index)
       groups += parts.values()
+    of_elements = len(groups)
+    groups += layout.batches_to_deal(matrices, self.comm.size)
     # Sorts what is in the order of groups by variable.
     self._order = np.argsort(np.concatenate(groups))
     self._shards = {}  # name of the shard's weights -> Shard
     for n, group in enumerate(groups):
-      shard = Shard([self._variables[i] for i in group], self.comm)
+      shard = Shard(
+        [self._variables[i] for i in group], self.comm, n >= of_elements
+      )
       shard.weights = all_reduce.local_zeros(f"zero/weights_{n}", [shard.size])
       self._shards[shard.weights.name] = shard
     self.layout = ShardLayout(self._shards, self.comm, self.slices)
@@ -186,7 +235,7 @@ class ZeRO(all_reduce.AllReduce):
     )
     for shard, slots in zip(shards, created, strict=True):
       names = [moments.variable_name(v) for v in shard.variables]
-      rates = [self.optimizer.decay_rate(name) for name in names]
+      rates = [self.optimizer.decay_rate(v) for v in shard.variables]
       cuts = [cut_of(variable) for variable in shard.variables]
       # Not in the condition: XLA would keep them as constants of its program.
       shard.decay = shard.spread(np.array(rates, np.float32))

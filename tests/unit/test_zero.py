@@ -7,7 +7,6 @@ import pytest
 import resuming
 import runs
 
-from common.errors import UserError
 from common.tensorflow_v1 import tf
 from config import optimizers
 from config.exchange_config import AllreduceConfig
@@ -139,22 +138,6 @@ def test_zero_and_resuming_follow_from_what_is_declared(
   assert sum(name.endswith("/momentum") for name in want) > 5
 
 
-def test_what_an_optimizer_excludes_is_refused(tiny_run, tmp_path, monkeypatch):
-  """By the row of the table alone."""
-  why = "its update needs whole matrices"
-  row = optimizers.Optimizer(
-    __name__, "MatrixMomentum", (), {"zero": why, "tensor_parallel": why}
-  )
-  monkeypatch.setitem(optimizers.OPTIMIZERS, "matrix", row)
-  settings = dict(optimizer={"optimizer": "matrix"})
-  runs.config(tiny_run, tmp_path, **settings)
-  for flag, changes in (
-    ("zero", SHARED), ("tensor_parallel", {"tensor_parallel": 2}),
-  ):  # fmt: skip
-    with pytest.raises(UserError, match=f"=matrix does not .* --{flag}: {why}"):
-      runs.config(tiny_run, tmp_path, **settings, **changes)
-
-
 @pytest.mark.parametrize(
   "optimizer",
   [
@@ -163,6 +146,7 @@ def test_what_an_optimizer_excludes_is_refused(tiny_run, tmp_path, monkeypatch):
       {"optimizer": "adamw", "bias_correction": True}, marks=pytest.mark.slow
     ),
     {"optimizer": "lamb", "bias_correction": True},
+    {"optimizer": "muon"},
   ],
   ids=lambda o: "-".join(map(str, o.values())),
 )
