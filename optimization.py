@@ -16,7 +16,14 @@ from config.optimizers import (
   OptimizerConfig,
 )
 from config.pretraining import RunConfig
-from gradients import all_reduce, distributed, moments, power_sgd, zero
+from gradients import (
+  all_reduce,
+  distributed,
+  moments,
+  power_sgd,
+  spikes,
+  zero,
+)
 from gradients.adamw import AdamWeightDecayOptimizer
 from model import tensor_parallel
 from xla_patches import jit
@@ -166,6 +173,8 @@ class TrainOps(NamedTuple):
   loss_scale: tf.Tensor
   dropped_micro_batches: tf.Tensor  # of this update, over all ranks
   skipped: tf.Tensor  # whether the update was skipped
+  # Deviations of the norm above recent ones', if it was skipped for that.
+  spike: tf.Tensor
   skipped_updates: tf.Tensor  # int64, skipped so far, this one included
   nonfinite_variable: tf.Tensor  # index into `variables`, or -1
   # float [variables], LAMB's factors of the learning rate, 0 if skipped; [0]
@@ -234,6 +243,7 @@ def train_ops(
     config.optimizer,
     plan.accumulation,
     counters,
+    plan.stage.first_update,
   )
 
 
@@ -257,13 +267,14 @@ def build_train_ops(
   config: OptimizerConfig,
   micro_batches: int = 1,
   counters: Sequence = (),
+  began: int = 0,
 ) -> TrainOps:
   """The one gradient order, from a micro-batch's gradients to the update.
 
   `gradients` are those of this micro-batch's share of the loss, times the loss
   scale. Shares add up over micro-batches and ranks, and so do gradients and the
   `sums` to report, name -> float scalar. Each update advances `counters`,
-  [(variable, n), ...], by n.
+  [(variable, n), ...], by n. The stage has `began` after that update.
   """
   # Add up micro-batches locally; one exchange between ranks for each update.
   local = accumulate(gradients, sums, micro_batches, exchange.slices)
@@ -283,18 +294,29 @@ def build_train_ops(
   grad_norm = tf.sqrt(2.0 * tf.reduce_sum(squares)) * unscale
   finite = tf.is_finite(grad_norm) & (kept > 0.0)
 
+  # Like the updates before?
+  spike, applies, counted = tf.zeros([]), finite, []
+  if config.spike_deviations:
+    guard = spikes.SpikeGuard(config.spike_deviations, began)
+    spike = tf.where(finite, guard.height(grad_norm), spike)
+    applies = tf.equal(spike, 0.0) & finite
+    counted.append(guard.update_op(grad_norm, applies))
+
   # Clip by the norm of the averaged gradient, in the same pass as unscaling.
   factor = unscale * _clip(grad_norm, config)
 
   # Apply or skip, then count the update and move the loss scale.
-  applied, ratios = exchange.apply_or_skip(factor, pairs, finite)
-  update, skipped, skipped_updates = _advance(
-    [applied, local.reset_op], finite, dropped, counters, loss_scale, exchange
-  )
+  applied, ratios = exchange.apply_or_skip(factor, pairs, applies)
+  done = [applied, local.reset_op, *counted]
+  skipped = tf.logical_not(applies)
+  with tf.control_dependencies(done):
+    scaled = loss_scale.update_op(finite, dropped)
+    update, skipped_updates = _advance(skipped, counters)
+    kept_errors = exchange.after_update(applies)
   learning_rate = exchange.optimizer.learning_rate
   return TrainOps(
     accumulate=local.accumulate_op,
-    update=update,
+    update=tf.group(update, scaled, kept_errors),
     trust_ratios=ratios,
     all_reduce_seconds=waiting,
     variables=tf.trainable_variables(),
@@ -305,6 +327,7 @@ def build_train_ops(
       loss_scale=loss_scale.value,
       dropped_micro_batches=dropped,
       skipped=skipped,
+      spike=spike,
       skipped_updates=skipped_updates,
       nonfinite_variable=_blamed_variable(squares, nonfinite),
     ),
@@ -320,28 +343,15 @@ def _clip(grad_norm, config: OptimizerConfig):
   return 1.0
 
 
-def _advance(
-  done: list, finite, dropped, counters, loss_scale, exchange
-) -> tuple[tf.Operation, tf.Tensor, tf.Tensor]:
-  """The end of an update whose ops are `done`: counts it, and moves the scale.
-
-  Returns an op; whether the update was skipped, and how many were so far.
-  """
-  skipped = tf.logical_not(finite)
+def _advance(skipped, counters) -> tuple[tf.Operation, tf.Tensor]:
+  """Counts an update; also returns how many were skipped so far."""
   skips = moments.state("skipped_updates", dtype=tf.int64)
   skipped_updates = tf.convert_to_tensor(skips) + tf.cast(skipped, tf.int64)
-  with tf.control_dependencies(done):
-    advanced = []
-    step = tf.train.get_or_create_global_step()
-    for variable, number in [(step, 1), *counters]:
-      advanced.append(variable.assign_add(number, read_value=False))
-    update = tf.group(
-      *advanced,
-      skips.assign(skipped_updates, read_value=False),
-      loss_scale.update_op(finite, dropped),
-      exchange.after_update(finite),
-    )
-  return update, skipped, skipped_updates
+  advanced = [skips.assign(skipped_updates, read_value=False)]
+  step = tf.train.get_or_create_global_step()
+  for variable, number in [(step, 1), *counters]:
+    advanced.append(variable.assign_add(number, read_value=False))
+  return tf.group(*advanced), skipped_updates
 
 
 def _blamed_variable(half_squares, nonfinite) -> tf.Tensor:

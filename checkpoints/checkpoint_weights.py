@@ -14,8 +14,8 @@ from common.files import file_sha256
 from model import huggingface_config, huggingface_weights
 
 STATE = re.compile(
-  r"global_step|applied_updates|skipped_updates|(training_state|loss_scale)/.*"
-  r"|beta[12]_power"
+  r"global_step|applied_updates|skipped_updates|beta[12]_power"
+  r"|(training_state|loss_scale|spike_guard)/.*"
 )
 
 

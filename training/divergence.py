@@ -2,9 +2,11 @@
 
 Updates whose gradients are not finite are skipped, and a dynamic loss scale
 falls until they are finite. If it cannot fall, several in a row mean that the
-weights, a record or the learning rate are beyond repair.
+weights, a record or the learning rate are beyond repair. So do several spikes
+in a row, which are skipped, too.
 """
 
+import json
 import os
 import shlex
 import sys
@@ -13,10 +15,11 @@ import numpy as np
 
 from checkpoints import checkpoint_files
 from common import json_files, processes
-from common.console import say
+from common.console import say, tell
 from common.errors import UserError
 
 FILE = "nonfinite.json"
+SPIKES_FILE = "spikes.jsonl"
 PATIENCE = 10  # updates in a row
 _SHOWN = 8  # records in the message
 
@@ -47,12 +50,17 @@ class Guard:
   def check(self, step: int, update: dict) -> None:
     """Raises `DivergedError` on all ranks after `PATIENCE` bad in a row."""
     task = self._run.task
+    is_spike = bool(update["spike"])
+    if is_spike and self._run.comm.is_root:
+      self._tell_spike(step, update)
     # While the loss scale can still fall the next update may be finite.
     failed = update["skipped"] or update["dropped_micro_batches"] > 0
-    if not failed or update["loss_scale"] > self._floor:
+    may_fall = update["loss_scale"] > self._floor and not is_spike
+    if not failed or may_fall:
       self._first, self.bad = {}, False
       return
-    self.bad = bool(update["skipped"] or self._first)
+    # A spike has changed no weights.
+    self.bad = bool(update["skipped"] or self._first) and not is_spike
     self._first = self._first or {
       "update": step,
       "samples_seen_before": task.plan.records_before(step - 1),
@@ -83,11 +91,15 @@ class Guard:
 
   def _message(self, step: int) -> str:
     first, run = self._first, self._run
+    what = "not finite"
+    why = f"loss scale {self._last['loss_scale']:g}, which cannot fall"
+    if self._last["spike"]:
+      what = "far above those of the updates before"
+      why = "--spike_deviations=0 trains on them"
     reason = (
-      f"update {step:,}: gradients are not finite for "
+      f"update {step:,}: gradients are {what} for "
       f"{step - first['update'] + 1} updates in a row, first at update "
-      f"{first['update']:,} that of {first['gradient_of']}"
-      f" (loss scale {self._last['loss_scale']:g}, which cannot fall)"
+      f"{first['update']:,} that of {first['gradient_of']} ({why})"
     )
     if not run.comm.is_root:
       return f"{reason}; rank 0 says more"
@@ -95,9 +107,6 @@ class Guard:
     report = self._report()
     json_files.write(path, report)
     records = report["records"]
-    named = [":".join(map(str, r.values())) for r in records[:_SHOWN]]
-    if len(records) > _SHOWN:
-      named.append("and so on")
     name, largest = next(iter(report["largest_weights"].items()))
     newest = run.checkpointer.files.newest(before=first["update"])
     start = "No checkpoint was made before"
@@ -108,17 +117,36 @@ class Guard:
         start += " (delete its .json to go back further)"
     return (
       f"{reason}. Largest weight: {largest:.3g} in {name}. Its "
-      f"{len(records)} records: {', '.join(named)} (all in {path}; `python -m "
+      f"{len(records)} records: {_named(records)} (all in {path}; `python -m "
       f"tools.inspect_records FILE` shows records). {start}; to resume from "
       "there " + _lower_rate(run.config, run.task.plan.stage, run.comm)
+    )
+
+  def _records(self, step: int) -> list[dict]:
+    """Where an update's records are."""
+    task = self._run.task
+    count = task.plan.records_of(step - 1)
+    positions = task.plan.records_before(step - 1) + np.arange(count)
+    numbers = task.state.order.records(positions).tolist()
+    return [task.source.locate(number) for number in numbers]
+
+  def _tell_spike(self, step: int, update: dict) -> None:
+    """Names an update that was skipped, in a line and in a file."""
+    path = os.path.join(self._run.config.output_dir, SPIKES_FILE)
+    numbers = {key: float(update[key]) for key in ("grad_norm", "spike")}
+    records = self._records(step)
+    spike = {"update": step, **numbers, "records": records}
+    with open(path, "a", encoding="utf-8") as f:
+      print(json.dumps(spike), file=f)
+    tell(
+      f"update {step}: skipped, the gradient's norm {numbers['grad_norm']:.3g} "
+      f"is {numbers['spike']:.1f} deviations above those before. Its records: "
+      f"{_named(records)} (all in {path})"
     )
 
   def _report(self) -> dict:
     """The first bad update with its records, and the largest weights now."""
     first, last, run = self._first, self._last, self._run
-    count = run.task.plan.records_of(first["update"] - 1)
-    positions = first["samples_seen_before"] + np.arange(count)
-    numbers = run.task.state.order.records(positions)
     values = run.checkpointer.variables.values(run.session)
     largest = {}
     for variable in run.task.ops.variables:
@@ -131,9 +159,17 @@ class Guard:
       **first,
       "learning_rate": float(last["learning_rate"]),
       "loss_scale": float(last["loss_scale"]),
-      "records": [run.task.source.locate(n) for n in numbers.tolist()],
+      "records": self._records(first["update"]),
       "largest_weights": {name: largest[name] for name in worst},
     }
+
+
+def _named(records: list[dict]) -> str:
+  """The first of the places of records."""
+  named = [":".join(map(str, r.values())) for r in records[:_SHOWN]]
+  if len(records) > _SHOWN:
+    named.append("and so on")
+  return ", ".join(named)
 
 
 def _lower_rate(config, stage, comm) -> str:

@@ -226,6 +226,8 @@ def peak_memory() -> dict:
 def tell_trouble(step: int, update: dict, variables) -> None:
   """Says on stderr if an update or a micro-batch was not finite."""
   dropped, what = update["dropped_micro_batches"], "skipped"
+  if update["spike"]:  # `divergence` tells it with its records
+    return
   if not update["skipped"]:
     what = f"{dropped:.0f} micro-batches dropped"
   if update["skipped"] or dropped:

@@ -113,7 +113,7 @@ def compare(
   return whole, parts
 
 
-def compare_ranks(comm, at_root, tiny_run, tmp_path, allreduce):
+def compare_ranks(comm, at_root, tiny_run, tmp_path, allreduce, **changes):
   """Resumed on 1, all and 1 ranks in turn: the batches of one, in its order.
 
   Also with what each rank has of its own: PowerSGD's errors, ZeRO's moments.
@@ -127,6 +127,7 @@ def compare_ranks(comm, at_root, tiny_run, tmp_path, allreduce):
     sampled_softmax=40,
     allreduce=AllreduceConfig(**allreduce),
     save_checkpoints_steps=3,
+    **changes,
   )
   one, run = tmp_path / "one", tmp_path / "run"
 

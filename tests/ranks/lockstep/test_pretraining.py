@@ -103,14 +103,23 @@ def test_zero_shares_the_moments_out(comm, plain, whole_sizes, tmp_path):
 
 
 @pytest.mark.parametrize(
-  "allreduce",
-  [{"zero": 1}, {"powersgd_rank": 2}, pytest.param({}, marks=pytest.mark.slow)],
+  "allreduce, optimizer",
+  [
+    ({"zero": 1}, "adamw"),
+    ({"powersgd_rank": 2}, "adamw"),
+    pytest.param({}, "adamw", marks=pytest.mark.slow),
+    ({}, "muon"),
+    ({"zero": 1}, "muon"),
+  ],
   ids=str,
 )
 def test_resumed_on_other_numbers_of_ranks(
-  comm, at_root, plain, tmp_path, allreduce
+  comm, at_root, plain, tmp_path, allreduce, optimizer
 ):
-  resuming.compare_ranks(comm, at_root, plain, tmp_path, allreduce)
+  optimizer = {"optimizer": optimizer}
+  resuming.compare_ranks(
+    comm, at_root, plain, tmp_path, allreduce, optimizer=optimizer
+  )
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ WORDS = "bert/embeddings/word_embeddings"
   "changes",
   [
     dict(train_batch_size=12, initial_weights="informed"),
+    dict(optimizer={"optimizer": "muon"}),
     pytest.param(dict(xla="layers"), marks=pytest.mark.slow),
     pytest.param(dict(xla="layers", precision="bf16"), marks=pytest.mark.slow),
     pytest.param(dict(model="ModernBERT"), marks=pytest.mark.slow),

@@ -53,13 +53,17 @@ def test_three_ranks_equal_one_big_batch(comm, packed_run, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize(
   "allreduce", [{"zero": 1}, {"powersgd_rank": 2}, {}], ids=str
 )
 def test_resumed_on_other_numbers_of_ranks(
-  comm, at_root, plain, tmp_path, allreduce
+  comm, at_root, plain, tmp_path, allreduce, optimizer
 ):
-  resuming.compare_ranks(comm, at_root, plain, tmp_path, allreduce)
+  optimizer = {"optimizer": optimizer}
+  resuming.compare_ranks(
+    comm, at_root, plain, tmp_path, allreduce, optimizer=optimizer
+  )
 
 
 @pytest.mark.slow
