@@ -295,28 +295,27 @@ def build_train_ops(
   finite = tf.is_finite(grad_norm) & (kept > 0.0)
 
   # Like the updates before?
-  spike, applies, counted = tf.zeros([]), finite, []
-  if config.spike_deviations:
-    guard = spikes.SpikeGuard(config.spike_deviations, began)
-    spike = tf.where(finite, guard.height(grad_norm), spike)
-    applies = tf.equal(spike, 0.0) & finite
-    counted.append(guard.update_op(grad_norm, applies))
+  spike, counted = _spike(grad_norm, finite, config, began)
+  applies = finite & tf.equal(spike, 0.0)
 
   # Clip by the norm of the averaged gradient, in the same pass as unscaling.
   factor = unscale * _clip(grad_norm, config)
 
   # Apply or skip, then count the update and move the loss scale.
   applied, ratios = exchange.apply_or_skip(factor, pairs, applies)
-  done = [applied, local.reset_op, *counted]
   skipped = tf.logical_not(applies)
-  with tf.control_dependencies(done):
-    scaled = loss_scale.update_op(finite, dropped)
-    update, skipped_updates = _advance(skipped, counters)
-    kept_errors = exchange.after_update(applies)
+  with tf.control_dependencies([applied, local.reset_op]):
+    advanced, skipped_updates = _advance(skipped, counters)
+    update = tf.group(
+      advanced,
+      counted,
+      loss_scale.update_op(finite, dropped),
+      exchange.after_update(applies),
+    )
   learning_rate = exchange.optimizer.learning_rate
   return TrainOps(
     accumulate=local.accumulate_op,
-    update=tf.group(update, scaled, kept_errors),
+    update=update,
     trust_ratios=ratios,
     all_reduce_seconds=waiting,
     variables=tf.trainable_variables(),
@@ -332,6 +331,18 @@ def build_train_ops(
       nonfinite_variable=_blamed_variable(squares, nonfinite),
     ),
   )
+
+
+def _spike(
+  norm, finite, config: OptimizerConfig, began: int
+) -> tuple[tf.Tensor, tf.Operation]:
+  """How far the gradient's norm is above recent ones; an op that counts it."""
+  none = tf.zeros([])
+  if not config.spike_deviations:
+    return none, tf.no_op(name="judge_no_norm")
+  guard = spikes.SpikeGuard(config.spike_deviations, began)
+  spike = tf.where(finite, guard.height(norm), none)
+  return spike, guard.update_op(norm, finite & tf.equal(spike, none))
 
 
 def _clip(grad_norm, config: OptimizerConfig):

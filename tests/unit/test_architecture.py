@@ -179,9 +179,10 @@ def test_every_module_says_what_it_is():
 # Lines of the product, blank ones and docstrings too (2026-11-28). What adds
 # lines takes others away; raise this only by what was agreed to for a feature,
 # never to what is counted. Embeddings, search and several labels were to take
-# 1,300 and took 3,100: the next change of size takes 1,800 away. 29,100 is the
-# aim.
-CEILING = 34_200
+# 1,300 and took 3,100: the next change of size takes 1,800 away. More learning
+# for the time may add 900 (34,200 + 900 = 35,100), of which Muon and the guard
+# against spikes take 500. 29,100 is the aim.
+CEILING = 34_700
 # Of these lines, those that only refuse something.
 GUARD_SHARE = 0.063
 # Lines that are comments: reasons, which no name can give.
