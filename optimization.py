@@ -287,32 +287,23 @@ def build_train_ops(
   dropped = filled - kept
   unscale = filled / tf.maximum(kept, 1.0) / loss_scale.value
 
-  # Finite? Every rank sees the same all-reduced gradients, so all agree.
-  squares = exchange.half_squares(pairs)
-  # Not tf.add_n: the order in which it adds, and so the norm's last bit, would
-  # depend on which of its inputs other ops have finished with.
-  grad_norm = tf.sqrt(2.0 * tf.reduce_sum(squares)) * unscale
-  finite = tf.is_finite(grad_norm) & (kept > 0.0)
-
-  # Like the updates before?
-  spike, counted = _spike(grad_norm, finite, config, began)
-  applies = finite & tf.equal(spike, 0.0)
+  # Finite, and like those before? All ranks see the same sums, so all agree.
+  verdict = _verdict(exchange.half_squares(pairs), unscale, kept, config, began)
 
   # Clip by the norm of the averaged gradient, in the same pass as unscaling.
-  factor = unscale * _clip(grad_norm, config)
+  factor = unscale * _clip(verdict.norm, config)
 
   # Apply or skip, then count the update and move the loss scale.
-  applied, ratios = exchange.apply_or_skip(factor, pairs, applies)
-  skipped = tf.logical_not(applies)
+  applied, ratios = exchange.apply_or_skip(factor, pairs, verdict.applies)
   with tf.control_dependencies([applied, local.reset_op]):
-    advanced, skipped_updates = _advance(skipped, counters)
+    advanced, skips = _advance(verdict.applies, counters)
     update = tf.group(
       advanced,
-      counted,
-      loss_scale.update_op(finite, dropped),
-      exchange.after_update(applies),
+      verdict.counted,
+      loss_scale.update_op(verdict.finite, dropped),
+      exchange.after_update(verdict.applies),
     )
-  learning_rate = exchange.optimizer.learning_rate
+  rate = exchange.optimizer.learning_rate
   return TrainOps(
     accumulate=local.accumulate_op,
     update=update,
@@ -321,28 +312,43 @@ def build_train_ops(
     variables=tf.trainable_variables(),
     **_to_host(
       sums=totals,
-      grad_norm=grad_norm,
-      learning_rate=tf.convert_to_tensor(learning_rate, tf.float32),
+      grad_norm=verdict.norm,
+      learning_rate=tf.convert_to_tensor(rate, tf.float32),
       loss_scale=loss_scale.value,
       dropped_micro_batches=dropped,
-      skipped=skipped,
-      spike=spike,
-      skipped_updates=skipped_updates,
-      nonfinite_variable=_blamed_variable(squares, nonfinite),
+      skipped=tf.logical_not(verdict.applies),
+      spike=verdict.spike,
+      skipped_updates=skips,
+      nonfinite_variable=_blamed_variable(verdict.squares, nonfinite),
     ),
   )
 
 
-def _spike(
-  norm, finite, config: OptimizerConfig, began: int
-) -> tuple[tf.Tensor, tf.Operation]:
-  """How far the gradient's norm is above recent ones; an op that counts it."""
-  none = tf.zeros([])
-  if not config.spike_deviations:
-    return none, tf.no_op(name="judge_no_norm")
-  guard = spikes.SpikeGuard(config.spike_deviations, began)
-  spike = tf.where(finite, guard.height(norm), none)
-  return spike, guard.update_op(norm, finite & tf.equal(spike, none))
+class Verdict(NamedTuple):
+  """Whether a gradient is good, the same on all ranks."""
+
+  squares: tf.Tensor  # float [variables], half of them
+  norm: tf.Tensor  # of the averaged gradient
+  finite: tf.Tensor
+  spike: tf.Tensor  # see `TrainOps`
+  applies: tf.Tensor  # bool, to the weights
+  counted: tf.Operation  # among recent norms
+
+
+def _verdict(squares, unscale, kept, config, began: int) -> Verdict:
+  """Judges an all-reduced gradient; `unscale` makes it an average."""
+  # Not tf.add_n: the order in which it adds, and so the norm's last bit, would
+  # depend on which of its inputs other ops have finished with.
+  norm = tf.sqrt(2.0 * tf.reduce_sum(squares)) * unscale
+  finite = tf.is_finite(norm) & (kept > 0.0)
+  spike, counted = tf.zeros([]), tf.no_op(name="count_no_norm")
+  applies = finite
+  if config.spike_deviations:
+    guard = spikes.SpikeGuard(config.spike_deviations, began)
+    spike = tf.where(finite, guard.height(norm), spike)
+    applies = finite & tf.equal(spike, 0.0)
+    counted = guard.update_op(norm, applies)
+  return Verdict(squares, norm, finite, spike, applies, counted)
 
 
 def _clip(grad_norm, config: OptimizerConfig):
@@ -354,15 +360,16 @@ def _clip(grad_norm, config: OptimizerConfig):
   return 1.0
 
 
-def _advance(skipped, counters) -> tuple[tf.Operation, tf.Tensor]:
+def _advance(applies, counters) -> tuple[tf.Operation, tf.Tensor]:
   """Counts an update; also returns how many were skipped so far."""
-  skips = moments.state("skipped_updates", dtype=tf.int64)
-  skipped_updates = tf.convert_to_tensor(skips) + tf.cast(skipped, tf.int64)
-  advanced = [skips.assign(skipped_updates, read_value=False)]
+  state = moments.state("skipped_updates", dtype=tf.int64)
+  skipped = tf.cast(tf.logical_not(applies), tf.int64)
+  skips = tf.convert_to_tensor(state) + skipped
+  advanced = [state.assign(skips, read_value=False)]
   step = tf.train.get_or_create_global_step()
   for variable, number in [(step, 1), *counters]:
     advanced.append(variable.assign_add(number, read_value=False))
-  return tf.group(*advanced), skipped_updates
+  return tf.group(*advanced), skips
 
 
 def _blamed_variable(half_squares, nonfinite) -> tf.Tensor:
