@@ -296,13 +296,9 @@ def build_train_ops(
   # Apply or skip, then count the update and move the loss scale.
   applied, ratios = exchange.apply_or_skip(factor, pairs, verdict.applies)
   with tf.control_dependencies([applied, local.reset_op]):
-    advanced, skips = _advance(verdict.applies, counters)
-    update = tf.group(
-      advanced,
-      verdict.counted,
-      loss_scale.update_op(verdict.finite, dropped),
-      exchange.after_update(verdict.applies),
-    )
+    skips, counted = _count(verdict, counters)
+    scaled = loss_scale.update_op(verdict.finite, dropped)
+    update = tf.group(counted, scaled, exchange.after_update(verdict.applies))
   rate = exchange.optimizer.learning_rate
   return TrainOps(
     accumulate=local.accumulate_op,
@@ -360,16 +356,16 @@ def _clip(grad_norm, config: OptimizerConfig):
   return 1.0
 
 
-def _advance(applies, counters) -> tuple[tf.Operation, tf.Tensor]:
-  """Counts an update; also returns how many were skipped so far."""
+def _count(verdict: Verdict, counters) -> tuple[tf.Tensor, tf.Operation]:
+  """How many updates were skipped so far; an op that counts this one."""
   state = moments.state("skipped_updates", dtype=tf.int64)
-  skipped = tf.cast(tf.logical_not(applies), tf.int64)
+  skipped = tf.cast(tf.logical_not(verdict.applies), tf.int64)
   skips = tf.convert_to_tensor(state) + skipped
-  advanced = [state.assign(skips, read_value=False)]
+  counted = [state.assign(skips, read_value=False), verdict.counted]
   step = tf.train.get_or_create_global_step()
   for variable, number in [(step, 1), *counters]:
-    advanced.append(variable.assign_add(number, read_value=False))
-  return tf.group(*advanced), skips
+    counted.append(variable.assign_add(number, read_value=False))
+  return skips, tf.group(*counted)
 
 
 def _blamed_variable(half_squares, nonfinite) -> tf.Tensor:
