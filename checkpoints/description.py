@@ -14,7 +14,7 @@ from typing import Any
 from checkpoints import agreement, huggingface_folder
 from common import input_files, json_files, stores
 from common.errors import DataError
-from common.model_files import CONFIG_FILE, RUN_FILE, TASK_FILE
+from common.model_files import CONFIG_FILE, RUN_FILE, TASK_FILE, THEIR_CONFIG
 from config.bert_config import BertConfig
 from model import huggingface_config
 from model.tasks import FINETUNED, POOLINGS, PRETRAINING, SIDES, SIMILARITIES
@@ -97,8 +97,7 @@ class Description:
   @property
   def bert_file(self) -> str:
     """The BERT config's file, whether or not it is there."""
-    name_there = huggingface_config.CONFIG_FILE
-    name = name_there if self.is_huggingface else CONFIG_FILE
+    name = THEIR_CONFIG if self.is_huggingface else CONFIG_FILE
     return os.path.join(self.folder, name)
 
   @functools.cached_property

@@ -4,7 +4,7 @@ import os
 
 from checkpoints import sentence_folder
 from common.errors import DataError
-from common.model_files import CONFIG_FILE, TASK_FILE
+from common.model_files import CONFIG_FILE, TASK_FILE, THEIR_CONFIG
 from model import huggingface_config, huggingface_weights, tasks, weights
 from text_encoders import tokenizer_files
 from text_encoders.wordpiece import WordPieceEncoder
@@ -15,7 +15,7 @@ def is_folder(path: str) -> bool:
   if not os.path.isdir(path):
     return False
   names = os.listdir(path)
-  if huggingface_config.CONFIG_FILE not in names or CONFIG_FILE in names:
+  if THEIR_CONFIG not in names or CONFIG_FILE in names:
     return False
   weights_files = huggingface_weights.WEIGHTS_FILE, "pytorch_model"
   return any(name.startswith(weights_files) for name in names)
@@ -36,8 +36,8 @@ def read_task(folder: str, saved: dict) -> tuple[dict, list[str]]:
   in_files: dict = {"task": weights.kind_of(known.config, shapes)}
   if known.left_out:
     notes.append(
-      f"{folder}: keys of {huggingface_config.CONFIG_FILE} are not known, and "
-      f"have no effect here: {', '.join(known.left_out)}"
+      f"{folder}: keys of {THEIR_CONFIG} are not known, and have no effect "
+      f"here: {', '.join(known.left_out)}"
     )
   positions = known.config.max_position_embeddings
   embedder, lines = sentence_folder.read_task(folder, positions)
@@ -56,8 +56,8 @@ def read_task(folder: str, saved: dict) -> tuple[dict, list[str]]:
     if not known.architectures:
       architecture = known.kind.architecture([head])
       notes.append(
-        f"{folder}: {huggingface_config.CONFIG_FILE} names no architecture: "
-        f"the classifier is assumed to be that of {architecture}"
+        f"{folder}: {THEIR_CONFIG} names no architecture: the classifier is "
+        f"assumed to be that of {architecture}"
       )
   if not saved and in_files["task"] == tasks.NER:
     # Others train words as their tokenizer takes them, with a space or without.
@@ -66,8 +66,7 @@ def read_task(folder: str, saved: dict) -> tuple[dict, list[str]]:
     if saved.get(key, value) != value:
       raise DataError(
         f"{folder}: {key} is {saved[key]!r} in {TASK_FILE}, but {value!r} by "
-        f"{huggingface_config.CONFIG_FILE} and the weights: remove "
-        f"{TASK_FILE}, or correct it"
+        f"{THEIR_CONFIG} and the weights: remove {TASK_FILE}, or correct it"
       )
   # No file need say the case: what is only assumed is left to the caller.
   words = os.path.join(folder, WordPieceEncoder.usual_name)

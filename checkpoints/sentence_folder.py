@@ -13,12 +13,12 @@ from typing import Any
 
 from common import json_files
 from common.errors import DataError
-from common.model_files import TOKENIZER_CONFIG_FILE
+from common.model_files import THEIR_CONFIG, TOKENIZER_CONFIG_FILE
 from model.tasks import DOCUMENT, EMBEDDER, POOLINGS, QUERY, SIMILARITIES
 
 _LIBRARY = "sentence_transformers"
 MODULES_FILE, SETTINGS_FILE = "modules.json", f"config_{_LIBRARY}.json"
-_CONFIG_FILE, _LENGTH_FILE = "config.json", "sentence_bert_config.json"
+_LENGTH_FILE = "sentence_bert_config.json"
 _KINDS = "Transformer", "Pooling", "Normalize"
 # The older files have a boolean for each; all versions know these four.
 _MODES = {
@@ -109,7 +109,7 @@ def read_task(encoder: str, positions: int) -> tuple[dict, list[str]]:
 
 def _pooling(folder: str) -> dict:
   """The keys "pooling" and "include_prompt" of task.json."""
-  content = {"include_prompt": True, **_read(folder, _CONFIG_FILE, {})}
+  content = {"include_prompt": True, **_read(folder, THEIR_CONFIG, {})}
   modes = content.get("pooling_mode")
   if "pooling_mode" not in content:
     older = [k for k in content if k.startswith("pooling_mode_") and content[k]]
@@ -121,7 +121,7 @@ def _pooling(folder: str) -> dict:
     if modes == "cls" and not content["include_prompt"]:
       raise ValueError("include_prompt is false, with [CLS] as the vector")
   except ValueError as e:
-    path = os.path.join(folder, _CONFIG_FILE)
+    path = os.path.join(folder, THEIR_CONFIG)
     raise DataError(f"{path}: {_PROBLEM.format(e)}") from e
   return {"pooling": modes, "include_prompt": content["include_prompt"]}
 
@@ -195,7 +195,7 @@ def write(folder: str, task: dict, width: int, length: int) -> None:
   lengths = {"max_seq_length": length, "do_lower_case": False}
   for path, content in {
     MODULES_FILE: modules,
-    os.path.join("1_Pooling", _CONFIG_FILE): pooling,
+    os.path.join("1_Pooling", THEIR_CONFIG): pooling,
     _LENGTH_FILE: lengths,
     SETTINGS_FILE: settings,
   }.items():

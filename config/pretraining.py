@@ -5,7 +5,7 @@ import copy
 import dataclasses
 from typing import Any, ClassVar, Self
 
-from common import input_files, settings
+from common import settings
 from common.errors import UserError
 from common.settings import in_group, setting
 from config import (
@@ -31,7 +31,7 @@ from config.precision import (
   LossScaleConfig,
   types_of_parts,
 )
-from records import data_set, masking, record_order
+from records import data_set, masking, record_files, record_order
 
 _task, _data, _model = map(in_group, ("What to do", "Data", "Model"))
 _batch = in_group("Batches and steps")
@@ -525,8 +525,10 @@ class PretrainingConfig(RunConfig):
     return values, content
 
   def check_files(self):
-    if self.do_eval and self.eval_input_file:
-      input_files.expand_patterns(self.eval_input_file)
+    held_out = self.eval_input_file if self.do_eval else None
+    for patterns in (self.input_file, held_out):
+      if patterns:
+        record_files.find(patterns).expect_records()
 
   def how_to_continue(self):
     if self.cooldown_from:

@@ -54,7 +54,9 @@ class Summary(NamedTuple):
   ) -> str:
     """The report, in HTML: with facts of the command, and filters' bounds."""
     documents = max(1, self.read)
-    sides, removed = [], []
+    sides, removed, command = [], [], [*facts]
+    if self.problem:
+      command.append(("No corpus was written", self.problem))
     for name, (texts, sentences) in self.sides.items():
       sides.append((name, f"{texts:,}", f"{sentences:,}"))
     for reason, number in self.removed.items():
@@ -66,7 +68,7 @@ class Summary(NamedTuple):
     pairs = [*zip(self.pair[1:3], self.pair[3:], strict=True)]
     title = f"A pair of near-duplicates (similarity {''.join(self.pair[:1])})"
     tables = [
-      _table("Command", ("", ""), [*facts, *_problem_rows(self.problem)]),
+      _table("Command", ("", ""), command),
       _table("Input", ("documents",), [(f"{self.read:,}",)]),
       _table("Corpus", ("file", "documents", "sentences"), sides),
       _table("Removed documents", ("reason", "documents", "share"), removed),
@@ -85,10 +87,6 @@ class Summary(NamedTuple):
     if pairs:
       tables.append(_table(title, ("document", "where they differ"), pairs))
     return _PAGE.format(tables="\n".join(tables))
-
-
-def _problem_rows(problem: str) -> list[_Row]:
-  return [("No corpus was written", problem)] if problem else []
 
 
 def _rows(

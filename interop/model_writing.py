@@ -15,7 +15,7 @@ from checkpoints import (
 from common import files, input_files, json_files
 from common.errors import UserError
 from common.files import new_folder
-from common.model_files import CONFIG_FILE, RUN_FILE, TASK_FILE
+from common.model_files import CONFIG_FILE, RUN_FILE, TASK_FILE, THEIR_CONFIG
 from config.bert_config import BertConfig
 from interop import model_card
 from interop.model_source import CHECKPOINT_NAME, Source
@@ -127,7 +127,7 @@ def write_folder(
   tensors = huggingface_weights.to_huggingface(model.values, bert, source.path)
   with new_folder(folder) as aside:
     huggingface_weights.write_tensors(aside, tensors)
-    path = os.path.join(aside, huggingface_config.CONFIG_FILE)
+    path = os.path.join(aside, THEIR_CONFIG)
     json_files.write(path, config)
     json_files.write(os.path.join(aside, TASK_FILE), model.task_content)
     model_card.write(

@@ -35,13 +35,15 @@ class Command:
     # Rank 0 alone does it: a moment later another checkpoint may be a folder's
     # newest.
     values = self._kind.read_flags(self.flags)
-    config, self.lines = configured(self._kind, *values)
+    self.config, self.lines = configured(self._kind, *values, self._read_data)
+
+  def _read_data(self, config) -> None:
+    """Raises `UserError` for wrong files of a config, but for checkpoints."""
     config.check_files()
     services.check_installed(config.report_to)
     if self._make_task:
       self.task = self._make_task(config)
       self.task.check()
-    self.config = config
 
 
 def read_command(kind: type, task: Callable | None = None) -> Command:
@@ -72,13 +74,15 @@ class Origin(NamedTuple):
 
 
 def configured(
-  kind: type, flags: dict, in_files: dict, contents: dict
-) -> tuple[Any, list[str]]:
+  kind: type, flags: dict, in_files: dict, contents: dict,
+  check: Callable[[Any], None] | None = None,
+) -> tuple[Any, list[str]]:  # fmt: skip
   """The config of a run by `RunConfig.read_flags`, and lines for the log.
 
   Flags that are not given are what the files of the run that it resumes say, or
   those of the model that it starts from. Raises `UserError` if a given one
-  contradicts them.
+  contradicts them. `check` gets the config before a checkpoint is opened, which
+  loads TensorFlow.
   """
   values = in_files | flags
   if contents.get("stages"):
@@ -115,8 +119,10 @@ def configured(
   read = contents | {flag: value for flag, value in named.items() if value}
   # A flag counts most, then files that flags name, then the run or model.
   config = settings.make(kind, defaults | in_files | flags, read)
+  if check:
+    check(config)
   if origin.chosen and not checkpoint_files.hold(origin.chosen):
-    return configured(kind, flags, in_files, contents)  # chooses again
+    return configured(kind, flags, in_files, contents, check)  # chooses again
   return config, [*origin.lines, *lines, *of_bert]
 
 

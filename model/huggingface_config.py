@@ -8,12 +8,11 @@ from typing import NamedTuple
 
 from common import json_files
 from common.errors import DataError, UserError
+from common.model_files import THEIR_CONFIG
 from config.bert_config import BertConfig
 from model.huggingface_types import TYPES, ModelType, nearest
 from model.tasks import HEADS, LABELS, TOKENS, Head
 from model.weights import Weight
-
-CONFIG_FILE = "config.json"
 
 # Keys without effect on the numbers, or known from others.
 _WITHOUT_EFFECT = set(
@@ -118,20 +117,20 @@ class ReadConfig(NamedTuple):
     names = self.architectures
     if names and self.kind.architecture([head]) not in names:
       raise DataError(
-        f"{source}: has a classifier, but {CONFIG_FILE} names an architecture "
+        f"{source}: has a classifier, but {THEIR_CONFIG} names an architecture "
         "without one"
       )
     kinds = [_SINGLE_LABEL, MULTI_LABEL] if outputs > 1 else [_REGRESSION]
     if head is LABELS and self.problem_type not in (None, *kinds):
       raise DataError(
-        f"{source}: problem_type is {self.problem_type!r} in {CONFIG_FILE}, "
+        f"{source}: problem_type is {self.problem_type!r} in {THEIR_CONFIG}, "
         f"with {outputs} outputs; known here are {_SINGLE_LABEL} and "
         f"{MULTI_LABEL} (several labels) and {_REGRESSION} (one output)"
       )
     if self.labels is not None and len(self.labels) != outputs:
       raise DataError(
-        f"{source}: id2label of {CONFIG_FILE} names {len(self.labels)} labels, "
-        f"but the classifier has {outputs} outputs"
+        f"{source}: id2label of {THEIR_CONFIG} names {len(self.labels)} "
+        f"labels, but the classifier has {outputs} outputs"
       )
     if head is LABELS and outputs == 1:
       return []
@@ -189,5 +188,5 @@ def _labels(content: dict, source: str) -> list[str] | None:
 
 def read_config(folder: str) -> ReadConfig:
   """Reads a folder's config.json."""
-  path = os.path.join(folder, CONFIG_FILE)
+  path = os.path.join(folder, THEIR_CONFIG)
   return from_huggingface_config(json_files.read(path, {}), path)

@@ -18,9 +18,10 @@ import safetensors.numpy
 
 from common import input_files, json_files
 from common.errors import DataError
+from common.model_files import THEIR_CONFIG
 from config.bert_config import BertConfig
 from model import weights as w
-from model.huggingface_config import CONFIG_FILE, ReadConfig
+from model.huggingface_config import ReadConfig
 from model.huggingface_types import nearest
 from model.weights import Weight
 
@@ -151,7 +152,7 @@ def from_huggingface(
       value = named.pop(tied)
       if not np.array_equal(named.setdefault(weight, value), value):
         raise DataError(
-          f"{source}: {tied} is not {weight}, to which {CONFIG_FILE} ties it: "
+          f"{source}: {tied} is not {weight}, to which {THEIR_CONFIG} ties it: "
           "this model cannot be converted"
         )
       left_out.append(tied)

@@ -4,7 +4,7 @@ import dataclasses
 import os
 
 from common import input_files
-from records import data_set
+from records import data_set, tfrecord
 from records.data_set import Manifest
 from text_encoders.base import TokenizerInfo
 
@@ -33,6 +33,12 @@ class RecordFiles:
     for _, manifest in self.manifests.values():
       return manifest.tokenizer
     return None
+
+  def expect_records(self) -> None:
+    """Raises `DataError` for files that are no record files."""
+    for path in self.paths:
+      if path not in self.manifests:  # which lists nothing else
+        tfrecord.expect_records(path)
 
   def digest(self) -> str | None:
     """A digest of the contents; None if a file has no manifest."""

@@ -90,24 +90,39 @@ def shard_writer(path: str) -> Iterator[_ShardWriter]:
     files.write(path + INDEX_SUFFIX, index.getvalue())
 
 
+def _frame_bytes(header: bytes) -> int:
+  """The bytes of a record in its file; 0 if `header` begins none."""
+  # Only a length with the right checksum may be jumped over.
+  if len(header) == _HEADER.size:
+    length, crc = _HEADER.unpack(header)
+    if crc == masked_crc(header[: _LENGTH.size]):
+      return length + _FRAME_BYTES
+  return 0
+
+
+def expect_records(path: str) -> None:
+  """Raises `DataError` for a file that does not begin as record files do."""
+  with input_files.open_input(path) as f:
+    if not _frame_bytes(f.read(_HEADER.size)):
+      raise DataError(
+        f"{path}: not a TFRecord file: make records of text with "
+        "create_pretraining_data.py, or copy the file again"
+      )
+
+
 def scan_offsets(path: str, data: mmap.mmap) -> np.ndarray:
   """Record offsets, as in an index, from the framing; DataError if damaged."""
   offsets = array.array("q", [0])  # a fifth of a list's memory
   start, end = 0, len(data)
   while start < end:
-    # Only a length with the right checksum may be jumped over.
-    stop = end + 1
-    if start + _HEADER.size <= end:
-      length, crc = _HEADER.unpack_from(data, start)
-      if crc == masked_crc(data[start : start + _LENGTH.size]):
-        stop = start + length + _FRAME_BYTES
-    if stop > end:
+    size = _frame_bytes(data[start : start + _HEADER.size])
+    if not size or start + size > end:
       raise DataError(
         f"{path}: record {len(offsets) - 1} at byte {start} has a damaged "
         f"length or is cut off, or this is not a TFRecord file. {_REMEDY}"
       )
-    offsets.append(stop)
-    start = stop
+    start += size
+    offsets.append(start)
   return np.frombuffer(offsets, np.int64)
 
 

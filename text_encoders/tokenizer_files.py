@@ -20,23 +20,20 @@ from text_encoders import base, kinds, tokenizer_folder, wordpiece
 from text_encoders.tokenizer_json import HuggingFaceEncoder
 
 _FORM = {
-  "do_lower_case?": (bool, None), "tokenizer_class?": (str, None),
-  "never_split?": (list, None), "additional_special_tokens?": (list, None),
-  "extra_special_tokens?": (list, dict, None),
+  **tokenizer_folder.FORM, "never_split?": (list, None),
   "added_tokens?": ([{"id": int, "content": str}], None),
-  "normalizer?": (dict, None),
-  "model?": {"type?": str, "vocab?": (dict, list)},
+  "normalizer?": (dict, None), "model?": {"type?": str, "vocab?": (dict, list)},
 }  # fmt: skip
 _LISTS = (
   "added_tokens", "never_split", "additional_special_tokens",
   "extra_special_tokens",
 )  # fmt: skip
-_ADDED_FILE = "added_tokens.json"
 _OTHERS = "the list of tokens that are others here"
+_AROUND = "what it puts around texts"
 # What Hugging Face's files say where text becomes tokens as in google/bert.
 _RULES: dict[str, Sequence] = {
   "tokenizer_class": (
-    "None", "Bert", "DistilBert", "Electra", "PreTrained", "TokenizersBackend",
+    "", "bert", "distilbert", "electra", "pretrained", "tokenizersbackend",
   ),
   "do_basic_tokenize": (True, None), "tokenize_chinese_chars": (True, None),
   "pre_tokenizer": ({"type": "BertPreTokenizer"},),
@@ -99,22 +96,12 @@ def write_tokenizer(
 
 # What a folder's files say ----------------------------------------------------
 
-_DO_LOWER_CASE = {
-  "uncased_L-24_H-1024_A-16": True,
-  "uncased_L-12_H-768_A-12": True,
-  "multilingual_L-12_H-768_A-12": True,
-  "chinese_L-12_H-768_A-12": True,
-  "cased_L-12_H-768_A-12": False,
-  "cased_L-24_H-1024_A-16": False,
-  "multi_cased_L-12_H-768_A-12": False,
-}
-
 
 def published_case(init_checkpoint: str | None) -> bool | None:
   """The do_lower_case of a checkpoint in a folder of google/bert's; or None."""
-  pattern = r"^.*?([A-Za-z0-9_-]+)/bert_model.ckpt"
-  match = re.match(pattern, init_checkpoint or "")
-  return _DO_LOWER_CASE.get(match[1]) if match else None
+  pattern = r"(uncased|multilingual|chinese|cased)_L-\d+_H-\d+_A-\d+/bert_model"
+  match = re.search(pattern, init_checkpoint or "")
+  return match[1] != "cased" if match else None
 
 
 def read(folder: str, name: str) -> dict:
@@ -233,13 +220,15 @@ def compare(encoder: base.Encoder, path: str) -> None:
   Where they only say another case, `choose_case` has a line.
   """
   folder, name = os.path.split(path)
-  of_bert = wordpiece.WordPieceEncoder
-  if (encoder.kind, name) != (of_bert.kind, of_bert.usual_name):
+  if not name == encoder.usual_name == wordpiece.WordPieceEncoder.usual_name:
     return  # the files are about another vocabulary
   config = read(folder, TOKENIZER_CONFIG_FILE)
-  family = re.sub("Tokenizer(Fast)?$", "", str(config.get("tokenizer_class")))
+  family = tokenizer_folder.family(config)
   tokenizer = read(folder, TOKENIZER_FILE)
   tokenizer["model.type"] = tokenizer.get("model", {}).get("type")
+  tokenizer[_AROUND] = tokenizer_folder.around(
+    os.path.join(folder, TOKENIZER_FILE), tokenizer.get("post_processor")
+  )
   # google/bert's normalizer as this project and as transformers write it.
   bert = normalizers.BertNormalizer
   steps = [
@@ -248,16 +237,20 @@ def compare(encoder: base.Encoder, path: str) -> None:
     bert(lowercase=True, strip_accents=True),
   ]  # fmt: skip
   accepted = [json.loads(one.__getstate__()) for one in steps]
-  if family == "Bert":  # the class sets the rest by its config
+  if family == "bert":  # the class sets the rest by its config
     in_file = tokenizer.get("normalizer") or {}
     accepted.append({**in_file, "type": "BertNormalizer"})
-  rules = {**_RULES, "normalizer": accepted}
-  rules["strip_accents"] = (encoder.do_lower_case, None)
-  ids = wordpiece.load_vocab(encoder.file)
+  cls, sep = [encoder.cls_id], [encoder.sep_id]
+  own = {1: [cls, sep], 2: [cls, sep, sep]}
+  rules = {
+    **_RULES, "normalizer": accepted, _AROUND: (tokenizer_folder.NOTHING, own),
+    "strip_accents": (encoder.do_lower_case, None),
+  }  # fmt: skip
+  ids, added = wordpiece.load_vocab(encoder.file), "added_tokens.json"
   for file, fields in {
     TOKENIZER_CONFIG_FILE: {**config, "tokenizer_class": family},
     TOKENIZER_FILE: tokenizer,
-    _ADDED_FILE: {"added_tokens": [*read(folder, _ADDED_FILE)]},
+    added: {"added_tokens": [*read(folder, added)]},
   }.items():
     fields[_OTHERS] = _other_tokens(fields, ids, encoder)
     for field, value in fields.items():

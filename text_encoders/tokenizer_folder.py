@@ -11,18 +11,12 @@ import os
 import re
 from typing import NamedTuple
 
-from tokenizers import (
-  AddedToken,
-  Tokenizer,
-  decoders,
-  models,
-  pre_tokenizers,
-  processors,
-)
+import tokenizers
+from tokenizers import Tokenizer, pre_tokenizers, processors
 
 from common import input_files, json_files
 from common.errors import DataError
-from common.model_files import TOKENIZER_FILE
+from common.model_files import THEIR_CONFIG, TOKENIZER_FILE
 from text_encoders import base
 
 # Of it and merges.txt beside it tokenizer.json can be made.
@@ -37,7 +31,7 @@ _ROLES = {
   "mask": (["mask_token"], ["[MASK]", "<mask>"]),
 }
 _TOKEN = (str, {"content": str})
-_FORM: dict = {
+FORM: dict = {
   "tokenizer_class?": (str, None), "add_prefix_space?": (bool, None),
   "do_lower_case?": (bool, None), "strip_accents?": (bool, None),
   "tokenize_chinese_chars?": (bool, None),
@@ -47,16 +41,16 @@ _FORM: dict = {
 }  # fmt: skip
 for _keys, _ in _ROLES.values():
   for _key in _keys:
-    _FORM[f"{_key}?"] = (*_TOKEN, None)
+    FORM[f"{_key}?"] = (*_TOKEN, None)
 # Classes, or types of models, that set the steps of a BertNormalizer, and those
 # that set whether a space is put before a text.
 _LIKE_BERT = (
   "bert", "distilbert", "electra", "convbert", "mobilebert", "mpnet",
 )  # fmt: skip
 _LIKE_GPT2 = ("roberta", "gpt2", "longformer", "bart", "deberta")
-_CONFIG_FILE = "config.json"
 # An id that no vocabulary has: it stands for the tokens of a text.
 _A_TEXT = 1 << 30
+NOTHING: dict = {1: [[], []], 2: [[], [], []]}  # `around` texts
 
 
 class TokenizerFolder(NamedTuple):
@@ -65,8 +59,7 @@ class TokenizerFolder(NamedTuple):
   content: dict  # tokenizer.json's, changed as its config says
   config: dict  # tokenizer_config.json's keys that say it
   special: dict[str, str]  # role -> token
-  # The special tokens' ids, of n texts before, between and after them: n + 1
-  # lists.
+  # Number of texts -> special tokens' ids before, between and after them.
   around: dict[int, list[list[int]]]
   has_default_template: bool  # `around` is BERT's, since the file has nothing
   is_changed: bool  # whether tokenizer.json alone gives other tokens
@@ -110,23 +103,22 @@ def read(file: str) -> TokenizerFolder:
       if name in ids:
         special.setdefault(role, name)
   processor = content["post_processor"]
-  adds_none = not any(_around(file, processor, 2))
+  adds_none = around(file, processor) == NOTHING
   adds_none = adds_none and {"cls", "sep"} <= special.keys()
   if adds_none:
     # The file adds no special tokens; this project always does.
     cls, sep = special["cls"], special["sep"]
     template = bert_template(cls, sep, ids)
-    if _family(config) in _LIKE_GPT2:
+    if family(config) in _LIKE_GPT2:
       template = _roberta_template(cls, sep, ids)
     steps = [json.loads(template.__getstate__())]
     if processor:
       steps.insert(0, processor)
     processor = {"type": "Sequence", "processors": steps}
     content["post_processor"] = processor
-  around = {1: _around(file, processor, 1), 2: _around(file, processor, 2)}
   is_changed = content != before or has_merges(file)
   return TokenizerFolder(
-    content, config, special, around, adds_none, is_changed
+    content, config, special, around(file, processor), adds_none, is_changed
   )
 
 
@@ -181,7 +173,7 @@ def _name(token):
 
 
 def _config_of(file: str) -> dict:
-  """What the files beside a tokenizer's say, by the keys of `_FORM`."""
+  """What the files beside a tokenizer's say, by the keys of `FORM`."""
   folder, name = os.path.split(file)
   paths = [base.config_beside(file)]
   if name in (TOKENIZER_FILE, VOCABULARY_FILE):
@@ -189,15 +181,15 @@ def _config_of(file: str) -> dict:
   config: dict = {}
   for path in paths:
     if os.path.exists(path):
-      for key, value in json_files.read(path, _FORM).items():
-        if f"{key}?" in _FORM:
+      for key, value in json_files.read(path, FORM).items():
+        if f"{key}?" in FORM:
           config[key] = value
   decoder = config.get("added_tokens_decoder") or {}
   try:
     json_files.expect([*decoder.values()], [{"content": str}])
   except ValueError as e:
     raise DataError(f"{paths[-1]}: added_tokens_decoder: {e}") from e
-  path = os.path.join(folder, _CONFIG_FILE)
+  path = os.path.join(folder, THEIR_CONFIG)
   if os.path.exists(path) and not config.get("tokenizer_class"):
     # transformers takes the class of the model's type.
     form = {"model_type?": (str, None), "tokenizer_class?": (str, None)}
@@ -207,7 +199,7 @@ def _config_of(file: str) -> dict:
   return config
 
 
-def _family(config: dict) -> str:
+def family(config: dict) -> str:
   """A class without its end, or a model's type, in small letters."""
   name = config.get("tokenizer_class") or ""
   return re.sub("tokenizer(fast)?$", "", name.lower())
@@ -215,22 +207,18 @@ def _family(config: dict) -> str:
 
 def _of_merges(file: str) -> Tokenizer:
   """RoBERTa's tokenizer, of vocab.json and merges.txt beside it."""
-  vocab, pairs = json_files.read(file, {}), []
-  merges = input_files.read(merges_beside(file))
   try:
-    for line in merges.decode().splitlines():
-      if line and not line.startswith("#version"):
-        pairs.append(tuple(line.split(" ")))
-    tokenizer = Tokenizer(models.BPE(vocab, pairs))
-    template = _roberta_template("<s>", "</s>", vocab)
+    model = tokenizers.models.BPE.from_file(file, merges_beside(file))
+    tokenizer = Tokenizer(model)
+    template = _roberta_template("<s>", "</s>", tokenizer.get_vocab())
   except Exception as e:  # the library has no other class
     raise DataError(
       f"{file}: not RoBERTa's vocabulary with merges.txt: {e!r}"
     ) from e
   tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-  tokenizer.decoder = decoders.ByteLevel()
+  tokenizer.decoder = tokenizers.decoders.ByteLevel()
   # RoBERTa's mask stands for a word with the space before it.
-  mask = AddedToken("<mask>", lstrip=True, special=True)
+  mask = tokenizers.AddedToken("<mask>", lstrip=True, special=True)
   tokenizer.add_special_tokens(["<s>", "</s>", mask])
   tokenizer.post_processor = template
   return tokenizer
@@ -238,18 +226,16 @@ def _of_merges(file: str) -> Tokenizer:
 
 def _lay_over(content: dict, config: dict, ids: dict[str, int]) -> None:
   """Changes tokenizer.json's `content` as transformers does by its config."""
-  family = _family(config)
+  kind = family(config)
   normalizer, splitter = content["normalizer"], content["pre_tokenizer"]
-  if (
-    family in _LIKE_BERT and (normalizer or {}).get("type") == "BertNormalizer"
-  ):
+  if kind in _LIKE_BERT and (normalizer or {}).get("type") == "BertNormalizer":
     # A key that is not there has the class's default.
     normalizer["lowercase"] = config.get("do_lower_case", True)
     normalizer["strip_accents"] = config.get("strip_accents")
     chinese = config.get("tokenize_chinese_chars", True)
     normalizer["handle_chinese_chars"] = chinese
   if "add_prefix_space" in (splitter or {}):
-    default = family not in _LIKE_GPT2 and splitter["add_prefix_space"]
+    default = kind not in _LIKE_GPT2 and splitter["add_prefix_space"]
     splitter["add_prefix_space"] = config.get("add_prefix_space", default)
   known = {}
   for token in content["added_tokens"]:
@@ -280,8 +266,8 @@ def _added(name: str, ids: dict[str, int], about: dict) -> dict:
   return entry
 
 
-def _around(file: str, processor: dict | None, count: int) -> list[list[int]]:
-  """What a post-processor puts around `count` texts; see `TokenizerFolder`."""
+def around(file: str, processor: dict | None) -> dict[int, list[list[int]]]:
+  """What a post-processor puts around texts; see `TokenizerFolder`."""
   # The library applies it to texts of one token that is never special.
   probe: dict = {
     "version": "1.0", "truncation": None, "padding": None, "added_tokens": [],
@@ -289,14 +275,15 @@ def _around(file: str, processor: dict | None, count: int) -> list[list[int]]:
     "post_processor": processor,
     "model": {"type": "WordLevel", "vocab": {"a": _A_TEXT}, "unk_token": "a"},
   }  # fmt: skip
-  parts: list[list[int]] = [[]]
-  library = opened(file, json.dumps(probe))
-  encoding = library.encode("a", "a" if count == 2 else None)
-  for token in encoding.ids:
-    if token == _A_TEXT:
-      parts.append([])
-    else:
-      parts[-1].append(token)
-  if len(parts) != count + 1:
-    raise DataError(f"{file}: its post_processor repeats or drops a text")
-  return parts
+  library, by_count = opened(file, json.dumps(probe)), {}
+  for count in (1, 2):
+    parts: list[list[int]] = [[]]
+    for token in library.encode("a", "a" if count == 2 else None).ids:
+      if token == _A_TEXT:
+        parts.append([])
+      else:
+        parts[-1].append(token)
+    if len(parts) != count + 1:
+      raise DataError(f"{file}: its post_processor repeats or drops a text")
+    by_count[count] = parts
+  return by_count

@@ -7,24 +7,12 @@ import unicodedata
 from collections.abc import Sequence
 
 import numpy as np
-from tokenizers import (
-  Regex,
-  Tokenizer,
-  decoders,
-  models,
-  normalizers,
-  pre_tokenizers,
-)
+import tokenizers
+from tokenizers import Regex, Tokenizer, normalizers
 
 from common import input_files
 from common.errors import DataError
-from text_encoders import base
-from text_encoders.characters import (
-  has_chinese,
-  is_control,
-  is_punctuation,
-  is_whitespace,
-)
+from text_encoders import base, characters
 
 MAX_INPUT_CHARS_PER_WORD = 200
 
@@ -85,16 +73,16 @@ class _CharMap(dict):
 
 def _cleaned(char):
   """A character before lower-casing."""
-  if is_whitespace(char):
+  if characters.is_whitespace(char):
     return " "
-  if char == "\ufffd" or is_control(char):
+  if char == "\ufffd" or characters.is_control(char):
     return None
-  return f" {char} " if has_chinese(char) else char
+  return f" {char} " if characters.has_chinese(char) else char
 
 
 def _spaced(char):
   """After NFD: punctuation stands alone."""
-  return f" {char} " if is_punctuation(char) else char
+  return f" {char} " if characters.is_punctuation(char) else char
 
 
 def _without_accent(char):
@@ -109,9 +97,13 @@ def _unaccented(char):
 
 def _kind(char):
   """A space ends a word, "." is a word alone, "w" goes on."""
-  if is_whitespace(char):
+  if characters.is_whitespace(char):
     return " "
-  return "." if is_punctuation(char) or has_chinese(char) else "w"
+  return (
+    "."
+    if characters.is_punctuation(char) or characters.has_chinese(char)
+    else "w"
+  )
 
 
 # All tokenizers share the tables, which hold what was met so far.
@@ -268,7 +260,9 @@ class WordPieceEncoder(base.Encoder):
       ids = np.array(list(itertools.chain.from_iterable(pieces)), np.int32)
       is_continuation = self.is_continuation[ids]
       # The splitter makes a word of each Chinese character.
-      is_chinese = [len(word) == 1 and has_chinese(word) for word in words]
+      is_chinese = [
+        len(word) == 1 and characters.has_chinese(word) for word in words
+      ]
       if any(is_chinese):
         firsts = np.cumsum([0, *map(len, pieces[:-1])])
         # For jieba spaces separate words, but not two Chinese ones.
@@ -329,13 +323,13 @@ class WordPieceEncoder(base.Encoder):
   def library_tokenizer(self) -> Tokenizer:
     # It differs from the encoder in rare characters: Unicode tables differ.
     tokenizer = Tokenizer(
-      models.WordPiece(
+      tokenizers.models.WordPiece(
         vocab=dict(load_vocab(self.file)),
         unk_token=base.UNK,
         max_input_chars_per_word=MAX_INPUT_CHARS_PER_WORD,
       )
     )
     tokenizer.normalizer = bert_normalizer(self.do_lower_case)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece(prefix="##")
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = tokenizers.decoders.WordPiece(prefix="##")
     return tokenizer

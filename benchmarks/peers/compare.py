@@ -20,7 +20,7 @@ from absl import flags
 
 from benchmarks import measuring
 from benchmarks.peers import turns
-from common import errors, json_files
+from common import errors, json_files, model_files
 from config.bert_config import BertConfig, read_bert
 from model import huggingface_config, tasks
 
@@ -49,7 +49,7 @@ def write_models(bert: BertConfig, most: int, folder: str) -> dict[str, str]:
   heads = [tasks.MASKED_LM, *[tasks.NEXT_SENTENCE] * bert.has_pooler]
   theirs = huggingface_config.to_huggingface_config(bert, heads, folder)
   models = {"ours": ("bert_config.json", bert.to_dict())}
-  models["transformers"] = (huggingface_config.CONFIG_FILE, theirs)
+  models["transformers"] = (model_files.THEIR_CONFIG, theirs)
   if bert.global_attn_every_n_layers > 1:
     masked = {**bert.to_dict(), "local_attention": 2 * most}
     models["masked"] = ("masked.json", masked)

@@ -1,19 +1,24 @@
 """The documents: links, names of files, line numbers and examples hold."""
 
 import collections
+import contextlib
 import doctest
 import functools
 import json
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import subprocess
 
 import pytest
 import trained
+from absl.flags import FlagValues
 
 import convert_checkpoint
+from common import settings
+from tools import flags_reference
 
 ROOT = pathlib.Path(__file__).parents[2]
 # Files of others that the pages name.
@@ -163,13 +168,41 @@ def commands(text):
 ABSL = {"flagfile", "help", "helpfull", "helpshort"}
 
 
-@pytest.mark.parametrize("page", [*CURRENT, "docs/quickstart.ipynb"])
-def test_documented_commands_have_their_flags(page):
+def text_of(page):
+  """What a page says; a cell of a notebook is a block."""
   text = read(page)
   if page.endswith(".ipynb"):
-    cells = json.loads(text)["cells"]
-    text = "\n".join("".join(cell["source"]) for cell in cells)
-  found = list(commands(text))
+    cells = ["".join(cell["source"]) for cell in json.loads(text)["cells"]]
+    text = "".join(f"```\n{cell}\n```\n" for cell in cells)
+  return text
+
+
+def words_of_commands(text):
+  """(command, its flags with their values) of all in blocks."""
+  for block in re.findall(r"^```\w*\n(.*?)^```", text, re.M | re.S):
+    for line in re.sub(r"\\\n", " ", block).split("\n"):
+      with contextlib.suppress(ValueError):  # an answer with an apostrophe
+        words = shlex.split(line, comments=True)
+        for command in flags_reference.COMMANDS:
+          if (script := command.split()[-1]) in words:
+            own = words[words.index(script) : [*words, "--"].index("--")]
+            yield command, [word for word in own if re.match(r"--\w", word)]
+
+
+@pytest.mark.parametrize("page", [*CURRENT, "docs/quickstart.ipynb"])
+def test_values_in_documented_commands_are_taken(page):
+  for command, words in words_of_commands(text_of(page)):
+    known = FlagValues()
+    settings.define_flags(flags_reference.settings_class(command), known)
+    known([command, *words])
+    for name, value in settings.present(known).items():
+      problem = known[name].setting.problem(value)
+      assert not problem, f"{page}: {command} --{name}={value}: {problem}"
+
+
+@pytest.mark.parametrize("page", [*CURRENT, "docs/quickstart.ipynb"])
+def test_documented_commands_have_their_flags(page):
+  found = list(commands(text_of(page)))
   assert found or page not in ("README.md", "docs/quickstart.ipynb")
   for command, flags in found:
     known = known_flags().get(command)

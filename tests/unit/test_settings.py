@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import pytest
 import runs
+import trained
 from absl import flags
 from test_architecture import ENTRY_POINTS
 
@@ -234,3 +235,24 @@ def test_a_command_says_that_it_starts_tensorflow(tmp_path):
   ):
     done = answer(tmp_path, ends, *words, HOROVOD_RANK=rank)
     assert done.stderr == said
+
+
+def test_wrong_data_is_told_before_tensorflow_starts(tmp_path, letters):
+  """Also by a training whose model is a checkpoint, which TensorFlow reads."""
+  model, table = tmp_path / "model", tmp_path / "a.tsv"
+  trained.write_model(model, "pretraining", letters)
+  table.write_text("sentence\tlabel\na b\tx\n")
+  start = f"--init_checkpoint={model}"
+  for command, data, said in (
+    ("run_pretraining.py", ["--input_file"], "not a TFRecord file: make"),
+    ("run_classifier.py",
+     ["--label_column=no", "--max_seq_length=8", "--train_file"],
+     "line 2 has no 'no'"),
+  ):  # fmt: skip
+    *flag, last = data
+    done = answer(
+      tmp_path, "raise SystemExit('loaded')", command, "--do_train", start,
+      f"--output_dir={tmp_path}/run", *flag, f"{last}={table}",
+    )  # fmt: skip
+    assert f"{command}: error: {table}: {said}" in done.stderr
+    assert "TensorFlow ..." not in done.stderr

@@ -211,8 +211,11 @@ def test_unfit_vocabularies(tmp_path):
 
 def test_case_of_published_checkpoints():
   check = tokenization.validate_case_matches_checkpoint
-  for lower, name in ((True, "uncased_L-12_H-768_A-12"), (False, "mine"),
-                      (False, "cased_L-12_H-768_A-12")):  # fmt: skip
+  for lower, name in (
+    (True, "uncased_L-12_H-768_A-12"), (True, "uncased_L-2_H-128_A-2"),
+    (True, "chinese_L-12_H-768_A-12"), (False, "multi_cased_L-12_H-768_A-12"),
+    (False, "wwm_cased_L-24_H-1024_A-16"), (False, "mine"),
+  ):  # fmt: skip
     check(lower, f"x/{name}/bert_model.ckpt")
     if name != "mine":
       with pytest.raises(ValueError, match=f"--do_lower_case={lower}"):

@@ -84,6 +84,9 @@ OTHERS = {
      r"others here is \['cat', 'The'\]"),
     ({"model": {"vocab": {"dog": len(TOKENS)}}}, r"others here is \['dog'"),
     ({"added_tokens": [added("[E1]", id=99)]}, r"'\[E1\]'"),
+    ({"post_processor": {"type": "RobertaProcessing", "sep": ["[SEP]", 3],
+                         "cls": ["[CLS]", 2], "trim_offsets": True,
+                         "add_prefix_space": False}}, "around texts is"),
   ],
   ADDED: [({"[E1]": len(TOKENS)}, r"others here is \['\[E1\]'\]")],
   CONFIG: [
@@ -91,7 +94,7 @@ OTHERS = {
     ({"additional_special_tokens": [{"content": "<e>"}]},
      "others here is .'<e>'"),
     ({"tokenizer_class": "BertJapaneseTokenizer"},
-     "tokenizer_class is 'BertJapanese'"),
+     "tokenizer_class is 'bertjapanese'"),
     ({"do_basic_tokenize": False}, "do_basic_tokenize is False"),
     ({"strip_accents": False}, "strip_accents is False"),
   ],

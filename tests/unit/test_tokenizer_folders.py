@@ -13,7 +13,7 @@ import samples
 import tokenizer_folders
 from sentencepiece.sentencepiece_model_pb2 import ModelProto
 from tokenizer_folders import BERTS, FOLDERS, MASKED, PAIR, TEXTS, WORDS
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 
 from common import json_files
 from finetuning import windows, words
@@ -177,6 +177,24 @@ def test_marks_of_the_users_are_no_google_berts(tmp_path):
   said = {"additional_special_tokens": ["[E1]"], "do_lower_case": True}
   json_files.write(str(tmp_path / "tokenizer_config.json"), said)
   assert not tokenizer_files.fits(path)
+
+
+def test_a_template_counts_beside_a_vocabulary(tmp_path):
+  """Of a WordPiece whose pieces are google/bert's; AutoTokenizer has it."""
+  path = samples.write_vocabulary(tmp_path / "vocab.txt", [*BERTS, "a", "b"])
+  encoder = kinds.load_tokenizer(path)
+  tokenizer_files.write_tokenizer(str(tmp_path), encoder, 64)
+  assert tokenizer_files.fits(path)
+  library = Tokenizer.from_file(f"{tmp_path}/tokenizer.json")
+  library.post_processor = processors.RobertaProcessing(
+    ("[SEP]", 3), ("[CLS]", 2)
+  )
+  library.save(f"{tmp_path}/tokenizer.json")
+  (tmp_path / "config.json").write_text("{}")
+  (tmp_path / "model.safetensors").touch()
+  files = model_source.find_vocabulary({}, {}, str(tmp_path))
+  template = kinds.load_tokenizer(**files).template(2)
+  assert [ids.tolist() for ids in template] == [[2], [3, 3], [3]]
 
 
 def test_a_piece_that_the_user_defined_is_text_if_it_is_special(tmp_path):
