@@ -9,41 +9,18 @@ the file with more noise. Memory is what the process has beside mapped files.
 """
 
 import argparse
-import json
 import os
+import pathlib
 import tempfile
 import threading
 import time
 
 import numpy as np
 
+from benchmarks import measuring
 from retrieval import index, nearest
 
 _BLOCK = 65_536
-
-
-class Peak:
-  """The most anonymous memory of this process, in MB, while it is entered."""
-
-  def __enter__(self):
-    self.most, self._ends = 0, threading.Event()
-    self._thread = threading.Thread(target=self._watch, daemon=True)
-    self._thread.start()
-    return self
-
-  def _watch(self):
-    while not self._ends.wait(0.02):
-      with open("/proc/self/status") as f:
-        line = next(line for line in f if line.startswith("RssAnon"))
-      self.most = max(self.most, int(line.split()[1]) >> 10)
-
-  def __exit__(self, *_):
-    self._ends.set()
-    self._thread.join()
-
-
-def noisy(random, vectors, scale):
-  return vectors + scale * random.standard_normal(vectors.shape, np.float32)
 
 
 def write(path, like, count):
@@ -56,21 +33,29 @@ def write(path, like, count):
     rows = min(_BLOCK, count - start)
     one, other = random.integers(0, len(like), [2, rows])
     mixed = 0.8 * like[one] + 0.2 * like[other]
-    file[start : start + rows] = nearest.unit(noisy(random, mixed, 0.02))
+    noise = random.standard_normal(mixed.shape, np.float32)
+    file[start : start + rows] = nearest.unit(mixed + 0.02 * noise)
 
 
 def timed(function, *arguments):
-  with Peak() as peak:
-    start = time.perf_counter()
-    result = function(*arguments)
-    return result, time.perf_counter() - start, peak.most
+  """What it returns, its seconds, and the most anonymous memory in MB."""
+  most, ends = 0, threading.Event()
 
+  def watch():
+    nonlocal most
+    while not ends.wait(0.02):
+      status = pathlib.Path("/proc/self/status").read_text()
+      kilobytes = status.split("RssAnon:")[1].split()[0]
+      most = max(most, int(kilobytes) >> 10)
 
-def matmul_gflops():
-  """The machine's rate now: a product of 2,048 x 2,048, the best of three."""
-  square = np.ones([2048, 2048], np.float32)
-  seconds = min(timed(np.matmul, square, square)[1] for _ in range(3))
-  return 2 * 2048**3 / seconds / 1e9
+  watcher = threading.Thread(target=watch)
+  watcher.start()
+  start = time.perf_counter()
+  result = function(*arguments)
+  seconds = time.perf_counter() - start
+  ends.set()
+  watcher.join()
+  return result, seconds, most
 
 
 def main():
@@ -82,43 +67,39 @@ def main():
   count, queries = arguments.vectors, arguments.queries
   like = nearest.unit(np.load(arguments.like))
   with tempfile.TemporaryDirectory() as folder:
-    path = os.path.join(folder, "vectors.npy")
+    path, file = f"{folder}/vectors.npy", f"{folder}/index"
     write(path, like, count)
     documents = np.load(path, mmap_mode="r")
     some = documents[:: count // queries][:queries]
-    asked = noisy(np.random.default_rng(1), some, 0.03)
+    noise = np.random.default_rng(1).standard_normal(some.shape, np.float32)
+    asked, square = some + 0.03 * noise, np.ones([2048, 2048], np.float32)
+    product = min(timed(np.matmul, square, square)[1] for _ in range(3))
     result = {
       "vectors": count,
       "size": like.shape[1],
       "queries": queries,
       "load": os.getloadavg()[0],
       "cores": os.cpu_count(),
-      "matmul_gflops": matmul_gflops(),
+      "matmul_gflops": 2 * 2048**3 / product / 1e9,
     }
     (_, exact), seconds, peak = timed(nearest.top_k, asked, documents, 10)
-    _, one, _ = timed(nearest.top_k, asked[:1], documents, 10)
-    result |= {
-      "exact_seconds": seconds,
-      "exact_one_query_seconds": one,
-      "exact_gflops": 2 * documents.size * queries / seconds / 1e9,
-      "exact_peak_mb": peak,
-    }
-    print(json.dumps(result), flush=True)
-    file = os.path.join(folder, "index")
-    arguments = file, [*documents.shape], True, lambda: documents
-    opened, seconds, peak = timed(index.opened, *arguments)
-    result |= {
-      "index_build_seconds": seconds,
-      "index_build_peak_mb": peak,
-      "index_mb": os.path.getsize(file) >> 20,
-    }
-    (_, found), seconds, peak = timed(opened.search, asked, 10)
+    result |= {"exact_seconds": seconds, "exact_peak_mb": peak}
+    one = timed(nearest.top_k, asked[:1], documents, 10)[1]
+    result["exact_one_query_seconds"] = one
+    opened, seconds, peak = timed(
+      index.opened, file, documents.shape, True, lambda: documents
+    )
+    result |= {"index_build_seconds": seconds, "index_build_peak_mb": peak}
+    (_, found), seconds, _ = timed(opened.search, asked, 10)
     shared = [len({*a} & {*b}) / 10 for a, b in zip(exact, found, strict=True)]
-    result |= {
-      "index_ms_per_query": 1e3 * seconds / queries,
-      "index_recall_of_exact_10": float(np.mean(shared)),
-    }
-  print(json.dumps(result))
+    measuring.show(
+      result
+      | {
+        "index_mb": os.path.getsize(file) >> 20,
+        "index_ms_per_query": 1e3 * seconds / queries,
+        "index_recall_of_exact_10": float(np.mean(shared)),
+      }
+    )
 
 
 if __name__ == "__main__":
