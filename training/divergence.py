@@ -91,15 +91,17 @@ class Guard:
 
   def _message(self, step: int) -> str:
     first, run = self._first, self._run
-    what = "not finite"
+    count = step - first["update"] + 1
+    what = f"gradients are not finite for {count} updates in a row"
     why = f"loss scale {self._last['loss_scale']:g}, which cannot fall"
     if self._last["spike"]:
-      what = "far above those of the updates before"
+      what = (
+        f"gradients are far above those before for {count} updates in a row"
+      )
       why = "--spike_deviations=0 trains on them"
     reason = (
-      f"update {step:,}: gradients are {what} for "
-      f"{step - first['update'] + 1} updates in a row, first at update "
-      f"{first['update']:,} that of {first['gradient_of']} ({why})"
+      f"update {step:,}: {what}, first at update {first['update']:,} that of "
+      f"{first['gradient_of']} ({why})"
     )
     if not run.comm.is_root:
       return f"{reason}; rank 0 says more"
