@@ -12,6 +12,7 @@ form, beside BM25, which knows words only.
 """
 
 import dataclasses
+import functools
 import itertools
 import json
 import signal
@@ -119,24 +120,19 @@ class Search:
       items = map(documents.text, range(len(documents)))
       return embed.vectors_of(self._embedder, items, len(documents), DOCUMENT)
 
-    self._index: index.Index | None = None
+    cosine = self._embedder.is_cosine
     if settings.index:
-      self._index = index.opened(
-        settings.index, size, self._embedder.is_cosine, vectors
-      )
+      self._nearest = index.opened(settings.index, size, cosine, vectors).search
     else:
-      self._vectors = vectors()
+      self._nearest = functools.partial(
+        nearest.top_k, documents=vectors(), cosine=cosine
+      )
 
   def find(self, queries: list[str], k: int) -> tuple[np.ndarray, np.ndarray]:
     """Scores, float32 [q, k], and documents' numbers, the best first."""
     most = max(k, self._depth if self._reranker else 0)
     vectors = self._embedder.embed(queries, QUERY)
-    if self._index:
-      scores, numbers = self._index.search(vectors, most)
-    else:
-      scores, numbers = nearest.top_k(
-        vectors, self._vectors, most, self._embedder.is_cosine
-      )
+    scores, numbers = self._nearest(vectors, k=most)
     if self._reranker:
       with Progress("re-ranking", len(queries), "queries") as bar:
         for row, query in enumerate(queries):

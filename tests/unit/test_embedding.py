@@ -182,7 +182,8 @@ def write_sentences(folder, name, form, letters, inside=""):
   for kind, path in (
     ("Transformer", inside), ("Pooling", "1_Pooling"), ("Normalize", "2_Normal")
   )[: 2 + normalize]:  # fmt: skip
-    modules.append({"path": path, "type": TYPES[form] + kind})
+    module = {"path": path, "type": TYPES[form] + kind}
+    modules.append({"idx": len(modules), "name": kind, **module})
   pooled = {f"pooling_mode_{m}": m[:3] == pooling[:3] for m in
             ("cls_token", "mean_tokens", "max_tokens")}  # fmt: skip
   tokenizer = {"do_lower_case": True, "tokenizer_class": "BertTokenizer"}
@@ -193,7 +194,10 @@ def write_sentences(folder, name, form, letters, inside=""):
     tokenizer["model_max_length"] = LONGEST
   for file, content in (
     (folder / "modules.json", modules),
-    (folder / POOLING, {**pooled, "include_prompt": include}),
+    (
+      folder / POOLING,
+      {**pooled, "include_prompt": include, "word_embedding_dimension": 32},
+    ),
     (folder / f"config_{LIBRARY}.json", settings),
     (encoder / "sentence_bert_config.json", lengths),
     (encoder / "tokenizer_config.json", tokenizer),
