@@ -305,6 +305,7 @@ def build_train_ops(
     update=update,
     trust_ratios=ratios,
     all_reduce_seconds=waiting,
+    spike=verdict.spike,
     variables=tf.trainable_variables(),
     **_to_host(
       sums=totals,
@@ -313,7 +314,6 @@ def build_train_ops(
       loss_scale=loss_scale.value,
       dropped_micro_batches=dropped,
       skipped=tf.logical_not(verdict.applies),
-      spike=verdict.spike,
       skipped_updates=skips,
       nonfinite_variable=_blamed_variable(verdict.squares, nonfinite),
     ),
@@ -337,13 +337,14 @@ def _verdict(squares, unscale, kept, config, began: int) -> Verdict:
   # depend on which of its inputs other ops have finished with.
   norm = tf.sqrt(2.0 * tf.reduce_sum(squares)) * unscale
   finite = tf.is_finite(norm) & (kept > 0.0)
-  spike, counted = tf.zeros([]), tf.no_op(name="count_no_norm")
-  applies = finite
-  if config.spike_deviations:
-    guard = spikes.SpikeGuard(config.spike_deviations, began)
-    spike = tf.where(finite, guard.height(norm), spike)
-    applies = finite & tf.equal(spike, 0.0)
-    counted = guard.update_op(norm, applies)
+  if not config.spike_deviations:
+    with tf.device("/cpu:0"):  # a GPU has nothing to launch for it
+      none = tf.constant(0.0)
+    return Verdict(squares, norm, finite, none, finite, tf.no_op())
+  guard = spikes.SpikeGuard(config.spike_deviations, began)
+  spike = tf.where(finite, guard.height(norm), tf.zeros([]))
+  applies = finite & tf.equal(spike, 0.0)
+  counted = guard.update_op(norm, applies)
   return Verdict(squares, norm, finite, spike, applies, counted)
 
 

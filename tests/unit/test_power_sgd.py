@@ -42,6 +42,9 @@ class Descent(tf.train.GradientDescentOptimizer):
   def create_slots(self, variables):
     """None."""
 
+  def is_one_program(self, layout):
+    return True
+
   def apply_gradients(self, pairs, layout):
     return super().apply_gradients(pairs)
 

@@ -289,7 +289,7 @@ def test_model_flops_of_finetuning_are_those_of_the_graph(kind, pooling):
   config = types.SimpleNamespace(
     bert=bert, precision="fp32", precision_policy=(), recompute=()
   )
-  source = types.SimpleNamespace(tokens=32, slots=3)
+  source = types.SimpleNamespace(tokens=32, slots=3, reads_first_tokens=False)
   config.kind, head, outputs, targets = {
     "classification": (
       tasks.CLASSIFIER, classification.Classification.head, 3, 1,
