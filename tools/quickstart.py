@@ -209,7 +209,8 @@ def pretraining_command(paths: Paths, ranks: int, updates: int) -> list[str]:
     precision="auto",
     # docs/results.md has what these bring, and where they fail.
     masked_lm_prob="0.3:0.15", beta_2=0.999, initial_weights="informed",
-    learning_rate=3e-3,
+    learning_rate=3e-3, optimizer="muon", muon_steps=3,
+    muon_coefficients="polar_express",
     bias_correction=True,  # else a rate this high undoes the first updates
     num_train_steps=updates, num_warmup_steps=min(200, updates // 10),
     eval_every_steps=max(1, updates // 10),
