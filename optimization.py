@@ -313,7 +313,7 @@ def build_train_ops(
       learning_rate=tf.convert_to_tensor(rate, tf.float32),
       loss_scale=loss_scale.value,
       dropped_micro_batches=dropped,
-      skipped=tf.logical_not(verdict.applies),
+      skipped=verdict.skipped,
       skipped_updates=skips,
       nonfinite_variable=_blamed_variable(verdict.squares, nonfinite),
     ),
@@ -328,6 +328,7 @@ class Verdict(NamedTuple):
   finite: tf.Tensor
   spike: tf.Tensor  # see `TrainOps`
   applies: tf.Tensor  # bool, to the weights
+  skipped: tf.Tensor  # bool, the opposite
   counted: tf.Operation  # among recent norms
 
 
@@ -340,12 +341,14 @@ def _verdict(squares, unscale, kept, config, began: int) -> Verdict:
   if not config.spike_deviations:
     with tf.device("/cpu:0"):  # a GPU has nothing to launch for it
       none = tf.constant(0.0)
-    return Verdict(squares, norm, finite, none, finite, tf.no_op())
+    bad = tf.logical_not(finite)
+    return Verdict(squares, norm, finite, none, finite, bad, tf.no_op())
   guard = spikes.SpikeGuard(config.spike_deviations, began)
   spike = tf.where(finite, guard.height(norm), tf.zeros([]))
   applies = finite & tf.equal(spike, 0.0)
+  bad = tf.logical_not(applies)
   counted = guard.update_op(norm, applies)
-  return Verdict(squares, norm, finite, spike, applies, counted)
+  return Verdict(squares, norm, finite, spike, applies, bad, counted)
 
 
 def _clip(grad_norm, config: OptimizerConfig):
@@ -360,8 +363,7 @@ def _clip(grad_norm, config: OptimizerConfig):
 def _count(verdict: Verdict, counters) -> tuple[tf.Tensor, tf.Operation]:
   """How many updates were skipped so far; an op that counts this one."""
   state = moments.state("skipped_updates", dtype=tf.int64)
-  skipped = tf.cast(tf.logical_not(verdict.applies), tf.int64)
-  skips = tf.convert_to_tensor(state) + skipped
+  skips = tf.convert_to_tensor(state) + tf.cast(verdict.skipped, tf.int64)
   counted = [state.assign(skips, read_value=False), verdict.counted]
   step = tf.train.get_or_create_global_step()
   for variable, number in [(step, 1), *counters]:
