@@ -95,11 +95,10 @@ class MuonOptimizer(AdamWeightDecayOptimizer):
     for (_, columns), indices in by_shape.items():
       for first in range(0, len(indices), _AT_ONCE):
         batch = indices[first : first + _AT_ONCE]
-        wide = tf.stack([_transposed_if_tall(matrices[i]) for i in batch])
+        wide = tf.stack([_laid_wide(matrices[i], matrices[i]) for i in batch])
         scaled = 0.2 * columns**0.5 * self._orthogonalized(wide)
         for index, step in zip(batch, tf.unstack(scaled), strict=True):
-          rows, _ = matrices[index].shape.as_list()
-          steps[index] = tf.transpose(step) if rows == columns else step
+          steps[index] = _laid_wide(step, matrices[index])
     return [steps[index] for index in range(len(matrices))]
 
   def _orthogonalized(self, matrices) -> tf.Tensor:
@@ -110,9 +109,10 @@ class MuonOptimizer(AdamWeightDecayOptimizer):
     )(matrices)  # fmt: skip
 
 
-def _transposed_if_tall(matrix) -> tf.Tensor:
+def _laid_wide(tensor, matrix) -> tf.Tensor:
+  """`tensor`, or its transpose if `matrix` has more rows than columns."""
   rows, columns = matrix.shape.as_list()
-  return tf.transpose(matrix) if rows >= columns else matrix
+  return tf.transpose(tensor) if rows > columns else tensor
 
 
 def orthogonalized(matrices, polynomials, dtype=tf.float32) -> tf.Tensor:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import runs
 
 from common.tensorflow_v1 import tf
 from config.optimizers import OptimizerConfig, polynomials_of
@@ -93,6 +94,20 @@ def test_equals_numpy():
     slots = {n.rpartition("/")[2] for n in got if n.startswith(f"{name}/")}
     is_hidden = name.startswith(HIDDEN) and name.endswith("kernel")
     assert slots == ({"muon_m"} if is_hidden else {"adam_m", "adam_v"})
+
+
+def test_compiled_with_the_update_it_is_the_same(
+  tiny_run, tmp_path, monkeypatch
+):
+  """As on one GPU, where all of the update is one program."""
+  settings = dict(num_train_steps=4, optimizer={"optimizer": "muon"})
+  runs.pretrain(tiny_run, tmp_path / "plain", **settings)
+  always = lambda self, layout: True
+  monkeypatch.setattr(muon.MuonOptimizer, "is_one_program", always)
+  runs.pretrain(tiny_run, tmp_path / "compiled", xla="layers", **settings)
+  for key in ("loss", "grad_norm"):
+    pair = [runs.metrics(tmp_path / f, key) for f in ("compiled", "plain")]
+    np.testing.assert_allclose(*pair, rtol=1e-4, err_msg=key)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7, 50])
