@@ -60,6 +60,8 @@ THEIRS = {
       "num_attention_heads": 2, "local_attention": 6, "norm_bias": True,
       "attention_bias": True, "mlp_bias": True, "classifier_bias": True,
       "tie_word_embeddings": False, "norm_eps": 1e-3,
+      # transformers 4 reads the first two, 5 the others.
+      "global_rope_theta": 500.0, "local_rope_theta": 90.0,
       "rope_parameters": {
         "full_attention": {"rope_type": "default", "rope_theta": 500.0},
         "sliding_attention": {"rope_type": "default", "rope_theta": 90.0},
