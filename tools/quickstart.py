@@ -23,6 +23,7 @@ from checkpoints import metrics
 from common import input_files, json_files, processes
 from common.console import counted, shown, tell
 from common.errors import UserError
+from common.model_files import RUN_FILE
 from common.nvidia import visible_gpus
 from common.settings import run_with, setting
 from config.bert_config import PRESETS, BertConfig
@@ -193,6 +194,19 @@ def ranks_here(ranks: int) -> int:
   return min(ranks, len(gpus()) or ranks)
 
 
+def optimizer_flags(paths: Paths) -> dict:
+  """Muon's; or those of the optimizer with which the folder's run began."""
+  muon = {
+    "optimizer": "muon", "muon_steps": 3, "muon_coefficients": "polar_express",
+  }  # fmt: skip
+  path = os.path.join(paths.pretrain, RUN_FILE)
+  if not os.path.exists(path):
+    return muon
+  began = json_files.read(path)["runs"][0]["flags"]["optimizer"]
+  # Releases before Muon wrote none of its settings.
+  return {name: began[name] for name in muon if name in began}
+
+
 def pretraining_command(paths: Paths, ranks: int, updates: int) -> list[str]:
   """The command that pre-trains and evaluates, under horovodrun if on ranks.
 
@@ -209,8 +223,7 @@ def pretraining_command(paths: Paths, ranks: int, updates: int) -> list[str]:
     precision="auto",
     # docs/results.md has what these bring, and where they fail.
     masked_lm_prob="0.3:0.15", beta_2=0.999, initial_weights="informed",
-    learning_rate=3e-3, optimizer="muon", muon_steps=3,
-    muon_coefficients="polar_express",
+    learning_rate=3e-3, **optimizer_flags(paths),
     bias_correction=True,  # else a rate this high undoes the first updates
     num_train_steps=updates, num_warmup_steps=min(200, updates // 10),
     eval_every_steps=max(1, updates // 10),

@@ -109,6 +109,24 @@ def has_counts(monkeypatch, **counts):
   monkeypatch.setattr(script.Paths, "counts", lambda *_: counts)
 
 
+@pytest.mark.parametrize(
+  "began, steps", [({"optimizer": "adamw"}, None), (None, 3)], ids=str
+)
+def test_a_folder_keeps_the_optimizer_that_it_began_with(
+  tmp_path, monkeypatch, began, steps
+):
+  """An earlier release's AdamW, whose moments Muon does not have."""
+  has_counts(monkeypatch, examples=10_000)
+  paths = script.Paths(str(tmp_path))
+  if began:
+    start = {"flags": {"optimizer": began}}
+    (tmp_path / "pretrain").mkdir()
+    (tmp_path / "pretrain/run.json").write_text(json.dumps({"runs": [start]}))
+  given = flags_of(script.pretraining_command(paths, 2, 2000))
+  assert given["optimizer"] == ("adamw" if began else "muon")
+  assert int(given.get("muon_steps", 0)) == (steps or 0)
+
+
 def test_any_number_of_ranks_has_the_same_updates(monkeypatch):
   """So that one folder can be trained on with another NP."""
   names = ("global_batch_size", "train_batch_size", "num_train_steps")
