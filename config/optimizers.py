@@ -43,38 +43,37 @@ OPTIMIZERS = {
   ),
 }
 
-# By --muon_coefficients: (a, b, c) of each step's a x + b x^3 + c x^5; the last
-# ones are those of all later steps.
-_COEFFICIENTS = {
+# By --muon_coefficients: a safety, and (a, b, c) of each step's
+# a x + b x^3 + c x^5; the last ones are those of all later steps. Rounding may
+# make a singular value larger than 1: with a safety of 1.01 the steps are those
+# for values up to 1.01.
+_COEFFICIENTS: dict[str, tuple[float, tuple]] = {
   # https://kellerjordan.github.io/posts/muon/
-  "jordan": ((3.4445, -4.7750, 2.0315),),
+  "jordan": (1.0, ((3.4445, -4.7750, 2.0315),)),
   # Amsel et al. 2025, https://arxiv.org/abs/2505.16932, algorithm 1: the best
   # of each step for singular values from 0.001 on.
   "polar_express": (
-    (8.28721201814563, -23.595886519098837, 17.300387312530933),
-    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
-    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
-    (3.3184196573706015, -2.488488024314874, 0.51004894012372),
-    (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
-    (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
-    (1.875, -1.25, 0.375),
+    1.01,
+    (
+      (8.28721201814563, -23.595886519098837, 17.300387312530933),
+      (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+      (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+      (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+      (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+      (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
+      (1.875, -1.25, 0.375),
+    ),
   ),
 }
-# Of Polar Express: rounding may make a singular value larger than 1, from which
-# its steps would diverge. They are made for values up to this one.
-_SAFETY = 1.01
 
 
 def polynomials_of(coefficients: str, steps: int) -> tuple:
   """(a, b, c) of each Newton-Schulz step, by --muon_coefficients."""
-  table = _COEFFICIENTS[coefficients]
-  steps_of = [*table[:steps], *[table[-1]] * (steps - len(table))]
-  if coefficients == "jordan":
-    return tuple(steps_of)
-  safe = []
-  for a, b, c in steps_of:
-    safe.append((a / _SAFETY, b / _SAFETY**3, c / _SAFETY**5))
-  return tuple(safe)
+  safety, table = _COEFFICIENTS[coefficients]
+  polynomials = []
+  for a, b, c in [*table[:steps], *[table[-1]] * (steps - len(table))]:
+    polynomials.append((a / safety, b / safety**3, c / safety**5))
+  return tuple(polynomials)
 
 
 @dataclasses.dataclass(frozen=True)
