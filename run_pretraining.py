@@ -120,7 +120,7 @@ def informed_weights(config: PretrainingConfig, source) -> dict:
   statistics = cooccurrences.token_statistics(
     source.set, source.shape, config.bert.vocab_size, source.special_ids()
   )
-  return initial_weights.informed(config.bert, *statistics, config.seed)
+  return initial_weights.informed(config.stage_bert, *statistics, config.seed)
 
 
 def training_step(

@@ -125,6 +125,7 @@ class _Writer:
     with graph.as_default(), tf.device("/cpu:0"):
       self._prefix = tf.placeholder(tf.string, [])
       self._values = {n: tf.placeholder(v.dtype) for n, v in values.items()}
+      self.names = self._values.keys()
       self._save = tf.raw_ops.SaveV2(
         prefix=self._prefix,
         tensor_names=list(self._values),
@@ -288,11 +289,13 @@ class CheckpointFiles:
   def write(self, step: int, values: Mapping[str, np.ndarray]) -> None:
     """Waits for the write before, and begins this one.
 
-    `values` have the same names each time. They must not change until written.
+    They must not change until written.
     """
     self.wait()
     self.written = values
-    self._writer = self._writer or _Writer(values)
+    # The same names each time, until the model grows.
+    if not (self._writer and self._writer.names == values.keys()):
+      self._writer = _Writer(values)
     arguments = step, values, self._writer
     self._thread = threading.Thread(target=self._write, args=arguments)
     self._thread.start()

@@ -15,6 +15,7 @@ from checkpoints import agreement, huggingface_folder
 from common import input_files, json_files, stores
 from common.errors import DataError
 from common.model_files import CONFIG_FILE, RUN_FILE, TASK_FILE, THEIR_CONFIG
+from config import stages
 from config.bert_config import BertConfig
 from model import huggingface_config
 from model.tasks import FINETUNED, POOLINGS, PRETRAINING, SIDES, SIMILARITIES
@@ -30,13 +31,15 @@ _TOKENIZER = {
 _RUNS = {
   "runs": [
     {
-      "flags?": {"objective?": (*data_set.OBJECTIVES, None)},
+      "flags?": {
+        "objective?": (*data_set.OBJECTIVES, None), "stages?": ([dict], None),
+      },
       "plan?": ({"updates?": int, "stage?": {"number": int}}, None),
       "data?": ({"files": [str], "tokenizer?": (_TOKENIZER, None)}, None),
       "versions?": dict,
     }
   ]
-}
+}  # fmt: skip
 _TASK = {
   "task?": (PRETRAINING, *FINETUNED), "objective?": data_set.OBJECTIVES,
   "segment_ids?": bool, "do_lower_case?": bool, "max_seq_length?": int,
@@ -72,6 +75,8 @@ class Description:
   starts: tuple[dict, ...]  # of run.json, the oldest first
   task: dict  # task.json's content, or what a Hugging Face folder says of it
   notes: tuple[str, ...] = ()  # lines about what its files leave open
+  # The update whose checkpoint is meant; None: all that the run makes.
+  step: int | None = None
 
   @property
   def training(self) -> dict | None:
@@ -102,12 +107,19 @@ class Description:
 
   @functools.cached_property
   def bert(self) -> BertConfig | None:
-    """Raises `UserError` for a damaged config."""
+    """The file's, or that of `step`'s stage; `UserError` if it is damaged."""
     if self.is_huggingface:
       return huggingface_config.read_config(self.folder).config
     if not (self.folder and os.path.exists(self.bert_file)):
       return None
-    return BertConfig.from_json_file(self.bert_file)
+    bert = BertConfig.from_json_file(self.bert_file)
+    start = {} if self.step is None else self.start_of(self.step)
+    stage = (start.get("plan") or {}).get("stage", {}).get("number", 0)
+    items = start.get("flags", {}).get("stages") or ()
+    for item in items[stage : stage + 1]:
+      bert = stages.model_of(bert, item)
+      bert.validate(f"{self.bert_file}, in stage {stage + 1}")
+    return bert
 
   @property
   def learned(self) -> dict:
@@ -214,8 +226,8 @@ class Description:
       known = agreement.of_start(
         training["flags"], training["plan"], training["data"]
       )
-    elif self.bert:
-      known = agreement.of_start({"bert": self.bert.to_dict()})
+    if self.bert and (self.step is not None or not training):
+      known |= agreement.of_start({"bert": self.bert.to_dict()})
     return known | agreement.of_task(self.task)
 
 

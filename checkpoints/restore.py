@@ -16,10 +16,12 @@ from checkpoints.checkpoint_files import (
   CheckpointFiles,
 )
 from checkpoints.checkpoint_weights import STATE, open_checkpoint
+from checkpoints.run_start import STAGE
 from checkpoints.snapshot import SavedVariables, Snapshot
-from common.console import indented
+from common.console import indented, say
 from common.tensorflow_v1 import OPTIONAL_VARIABLES, tf
 from gradients import sharded_variables
+from model import growth
 from model.tasks import LABELLED, MASKED_LM
 
 _OF_ENCODER = re.compile("bert/(?!pooler/)")
@@ -228,22 +230,26 @@ class Restore:
       notes=notes,
     )
 
-  def resume(self, session: tf.Session, path: str = "") -> str | None:
+  def resume(
+    self, session: tf.Session, path: str = "", grow: Callable | None = None
+  ) -> str | None:
     """Gives all variables the newest state, or that of the checkpoint `path`.
 
-    Returns what it is on rank 0.
+    `grow`: the number of a state's stage -> how its model becomes this one, a
+    `stages.Growth`. Returns what the state is, on rank 0.
     """
     session.run(self._initializer)
     # What is in memory is newer than any checkpoint, or the run would go back.
     name, committed = None, self.committed()
+    here = self._grown(grow, committed.values) if committed else None
     values: Any = None
     if self._comm.is_root and committed:
       name = f"what update {committed.step:,} left in memory"
-      values = committed.values
+      values = here
       _load(session, self._variables.whole, values)
     elif self._comm.is_root:
       name = path or self._files.newest_whole() or ""
-      values = Checkpoint(name)
+      values = self._grown(grow, Checkpoint(name))
       _check_shapes(values, self._variables.shapes)
       optional = _names(tf.get_collection(OPTIONAL_VARIABLES))
       missing = self._variables.shapes.keys() - values.shapes.keys() - optional
@@ -257,8 +263,16 @@ class Restore:
     self._load_sharded(session, values, self._variables.sharded)
     session.run(self._broadcast)
     if committed:
-      _load(session, self._summed, committed.values)  # this rank's
+      _load(session, self._summed, here)  # this rank's
     return name
+
+  def _grown(self, grow: Callable | None, values: Any) -> Any:
+    """The values of an earlier stage as those of this one's model."""
+    how = grow(int(values[STAGE][0])) if grow else None
+    if not (how and how.changes()):
+      return values
+    say(self._comm, f"the model grows by {how.method}: {how.changes()}")
+    return growth.Grown(values, self._variables.shapes, how)
 
   def weights(self, session: tf.Session, step: int) -> None:
     """Gives all ranks the trained variables of update `step`'s checkpoint."""

@@ -3,6 +3,7 @@
 A cooldown (--cooldown_from) is the last stage of a run, but in another folder.
 """
 
+import dataclasses
 import os
 
 from checkpoints import agreement, checkpoint_files, description, metrics
@@ -11,7 +12,7 @@ from checkpoints.description import Description
 from common.errors import UserError
 from config import training_plan
 
-_STATE = "training_state/stage"
+STAGE = "training_state/stage"  # a checkpoint's variable
 # What a stage that has begun may change.
 _FREE = ("learning_rate", "train_batch_size")
 
@@ -30,7 +31,7 @@ def stage(config, comm, snapshot=None) -> training_plan.Stage:
 def _newest_start(config, snapshot) -> list[int] | None:
   """What the newest state says of its stage, or None for a new run."""
   if snapshot and snapshot.values is not None:
-    return [int(n) for n in snapshot.values[_STATE]]
+    return [int(n) for n in snapshot.values[STAGE]]
   # A checkpoint says where its stage began; run.json, what stages were before.
   newest = CheckpointFiles(config.output_dir, keep=1).newest_whole()
   if not newest:
@@ -38,7 +39,7 @@ def _newest_start(config, snapshot) -> list[int] | None:
   before = origin_of(config)
   now = agreement.of_start(config.as_dict())
   agreement.agree(before.facts(), now, before.folder, (agreement.RUN,))
-  start = [int(n) for n in Checkpoint(newest)[_STATE]]
+  start = [int(n) for n in Checkpoint(newest)[STAGE]]
   if before.training:
     was = begun_stages(before.training["flags"].get("stages") or (), start[0])
     now = begun_stages(config.stages, start[0])
@@ -118,7 +119,14 @@ def origin_of(config) -> Description:
   if not checkpoint_files.has_begun(folder):
     branch = getattr(config, "cooldown_from", None)
     folder = description.folder_of(branch or config.init_checkpoint)
-  return description.read(folder)
+  about = description.read(folder)
+  return about if config.do_train else of_newest(about)
+
+
+def of_newest(about: Description) -> Description:
+  """`about` a run folder's newest checkpoint, which an evaluation reads."""
+  steps = CheckpointFiles(about.folder, keep=1).steps() if about.folder else []
+  return dataclasses.replace(about, step=steps[0] if steps else None)
 
 
 def check_vocabulary(config, data: dict) -> None:

@@ -26,22 +26,27 @@ class Snapshot:
     self._copies = copies
     self._sets: list[dict[str, np.ndarray]] = []
     self._thread: Any = None
+    self._shapes: dict[str, list[int]] = {}  # of the tensors it is for
     self._trouble = ""  # why there is no memory
     self.files: CheckpointFiles | None = None
 
   def prepare(self, tensors: dict) -> None:
-    """Begins to get memory for `tensors`, by name; the first call only."""
+    """Begins to get memory for `tensors`, by name, unless there is such."""
 
     # Getting memory from the system takes ten times as long as copying into it:
     # a thread gets it once, beside the first updates.
+    sets: list[dict[str, np.ndarray]] = []
+
     def allocate() -> None:
       try:
         for _ in range(self._copies):
-          self._sets.append({n: _aligned(t) for n, t in tensors.items()})
+          sets.append({n: _aligned(t) for n, t in tensors.items()})
       except MemoryError as e:
         self._trouble = f"the copy of all variables that a save writes: {e}"
 
-    if self._thread is None:
+    shapes = {name: t.shape.as_list() for name, t in tensors.items()}
+    if self._shapes != shapes:  # at first, and when a stage's model grows
+      self._shapes, self._sets = shapes, sets
       self._thread = threading.Thread(target=allocate, daemon=True)
       self._thread.start()
 

@@ -1,7 +1,6 @@
 """The settings of training runs: of all run_*.py, and of run_pretraining.py."""
 
 import contextlib
-import copy
 import dataclasses
 from typing import Any, ClassVar, Self
 
@@ -31,6 +30,7 @@ from config.precision import (
   LossScaleConfig,
   types_of_parts,
 )
+from config.stages import Growth
 from records import data_set, masking, record_files, record_order
 
 _task, _data, _model = map(in_group, ("What to do", "Data", "Model"))
@@ -329,8 +329,9 @@ class PretrainingConfig(RunConfig):
     "such a flag makes meaningless are ignored.")
   stages: tuple | None = _task(None,
     "JSON file with a list of stages, each with its own data, lengths, batch, "
-    "masks or dropout: see docs/training.md. Weights, moments, the learning "
-    "rate's schedule and the position in the data continue.",
+    "masks, dropout or size of the model: see docs/training.md. Weights, "
+    "moments, the learning rate's schedule and the position in the data "
+    "continue.",
     read=stages.read, excludes=("cooldown_from", "num_accumulation_steps"))
   input_file: str | None = _data(None,
     "Record files to train on: names, globs and URLs (s3://...), "
@@ -411,8 +412,8 @@ class PretrainingConfig(RunConfig):
   attention_probs_dropout_prob: float | None = _model(None,
     "Share of the attention probabilities that dropout zeroes in this "
     "training. Default: as in --bert_config_file.", low=0, below=1)
-  # Of a stage, which alone can set it.
-  global_rope_theta: float | None = None
+  # Of a stage, its number from 0.
+  stage: int | None = None
   max_eval_steps: int = _eval(0,
     "Batches of one evaluation over all ranks, at most. 0 evaluates on every "
     "record.", low=0)
@@ -428,13 +429,13 @@ class PretrainingConfig(RunConfig):
       if not (getattr(self, name) or self.dry_run):
         raise UserError(f"--{name} is missing")
     is_informed = self.do_train and self.initial_weights == "informed"
-    if is_informed and self.bert.hidden_size % 2:
+    width = self.stage_bert.hidden_size
+    if is_informed and width % 2:
       raise UserError(
         f"--initial_weights=informed: the BERT config's hidden_size="
-        f"{self.bert.hidden_size} is odd, and sinusoids come in pairs: use "
+        f"{width} is odd, and sinusoids come in pairs: use "
         "--initial_weights=random"
       )
-    self.stage_bert.validate("the BERT config of the stage")
     for flag in ("cooldown_from", "stages"):
       if getattr(self, flag) and not (self.do_train or self.dry_run):
         raise UserError(f"--{flag} needs --do_train")
@@ -445,11 +446,9 @@ class PretrainingConfig(RunConfig):
 
   @property
   def stage_bert(self) -> BertConfig:
-    """`bert` with the stage's rotary positions; the run folder keeps `bert`."""
-    bert = copy.copy(self.bert)
-    if self.global_rope_theta is not None:
-      bert.global_rope_theta = self.global_rope_theta
-    return bert
+    """`bert` with the stage's keys; the run folder keeps `bert`."""
+    item = {} if self.stage is None else (self.stages or ())[self.stage]
+    return stages.model_of(self.bert, item)
 
   @property
   def trained_bert(self) -> BertConfig:
@@ -457,6 +456,10 @@ class PretrainingConfig(RunConfig):
     return self.stage_bert.with_dropout(
       self.hidden_dropout_prob, self.attention_probs_dropout_prob
     )
+
+  def growth_from(self, number: int) -> Growth:
+    """How the model comes from that of stage `number`."""
+    return stages.growth(self.bert, self.stages, number, self.stage or 0)
 
   def warmup_of(self, steps: int) -> int:
     """The steps of warm-up in a run of so many steps."""
@@ -467,7 +470,8 @@ class PretrainingConfig(RunConfig):
     # What a stage sets, or what counts steps of one batch, has no meaning for
     # the whole run.
     items = self.stages or ()
-    thetas = [item.get("global_rope_theta") for item in items]
+    has_theta = any("global_rope_theta" in item for item in items)
+    own = stages.model_of(self.bert, items[-1]).differences(self.bert)
     needs: dict[str, Any] = {
       "--global_batch_size, or one in each stage": self.global_batch_size,
       "no --num_train_steps (total_num_steps in --config_json), except with "
@@ -481,21 +485,20 @@ class PretrainingConfig(RunConfig):
         or not any("input_file" in item for item in items)
       ),
       "rotary positions in the BERT config for global_rope_theta": (
-        self.bert.position_type == "rotary" or not any(thetas)
+        self.bert.position_type == "rotary" or not has_theta
       ),
-      "the BERT config's global_rope_theta in the last stage, because the "
-      "trained model has it": (
-        thetas[-1] in (None, self.bert.global_rope_theta)
-      ),
+      f"the BERT config's {', '.join(own)} in the last stage, because the "
+      "trained model has it": not own,
     }
     _check_needs("--stages", needs)
+    stages.check_models(self.bert, items)
 
   def _check_tensor_parallel(self, flag: str) -> None:
     for name in ("num_attention_heads", "key_value_heads", "intermediate_size"):
-      if getattr(self.bert, name) % self.tensor_parallel:
+      size = getattr(self.stage_bert, name)
+      if size % self.tensor_parallel:
         raise UserError(
-          f"{flag}: the BERT config's {name}={getattr(self.bert, name)} is "
-          "not a multiple of it"
+          f"{flag}: the BERT config's {name}={size} is not a multiple of it"
         )
     # Ranks of one model read the clock at different times.
     moves = len(set(self.masks.masked_lm_prob or ())) > 1

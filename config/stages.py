@@ -10,7 +10,8 @@ updates of its stage:
 
 Each stage has a graph of its own. Weights, moments, counters and the one
 learning rate schedule continue, and so does the position in the data unless the
-files change.
+files change. A stage with a model of its own size trains what `model.growth`
+makes of the one before.
 
 A batch that grows has a list of sizes, each for some updates. Its stage has one
 graph for all of them: only the number of micro-batches changes.
@@ -18,11 +19,12 @@ graph for all of them: only the number of micro-batches changes.
 
 import bisect
 import contextlib
+import copy
 import dataclasses
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +32,7 @@ import numpy as np
 from common import json_files
 from common.errors import UserError
 from config import training_plan
+from config.bert_config import BertConfig
 from records import masking
 
 # A stage ends by one of these; the first is a flag.
@@ -38,13 +41,24 @@ _FLAGS = {
   "input_file": str, "max_seq_length": int, "max_predictions_per_seq": int,
   "shuffle_block_records": int, "train_batch_size": int, "learning_rate": float,
   "hidden_dropout_prob": float, "attention_probs_dropout_prob": float,
-  "global_rope_theta": float,
+  "sampled_softmax": int,
 }  # fmt: skip
 _MASKS = {
   "masked_lm_prob": (str, float), "do_whole_word_mask": bool,
   "mask_replace_prob": float, "random_replace_prob": float,
 }  # fmt: skip
-_KINDS = {**_FLAGS, **_MASKS, "global_batch_size": (int, [int]), **_ENDS}
+# What only grows from stage to stage; null heads of keys are as many as heads.
+_SIZES = (
+  "num_hidden_layers", "hidden_size", "num_attention_heads",
+  "num_key_value_heads", "intermediate_size",
+)  # fmt: skip
+# A model's keys, instead of the BERT config's; and how one comes from another.
+_MODEL = {"global_rope_theta": float, **dict.fromkeys(_SIZES, int)}
+_METHODS = "stack", "interpolate"
+_KINDS = {
+  **_FLAGS, **_MODEL, "growth": _METHODS, **_MASKS,
+  "global_batch_size": (int, [int]), **_ENDS,
+}  # fmt: skip
 
 
 def read(path: str) -> tuple[dict, ...]:
@@ -98,6 +112,53 @@ def read_item(item, where: str) -> dict:
   return flags
 
 
+class Growth(NamedTuple):
+  """How a stage makes its model of an earlier stage's."""
+
+  small: BertConfig
+  large: BertConfig
+  method: str
+
+  def changes(self) -> str:
+    """A part of a line: the sizes that differ; "" for none."""
+    before, now = self.small.meaning(), self.large.meaning()
+    changed = [key for key in _SIZES if before[key] != now[key]]
+    return ", ".join(f"{key} {before[key]} -> {now[key]}" for key in changed)
+
+
+def model_of(bert: BertConfig, item: Mapping) -> BertConfig:
+  """The BERT config of a stage: `bert` with the stage's keys."""
+  bert = copy.copy(bert)
+  for key in _MODEL.keys() & item.keys():
+    setattr(bert, key, item[key])
+  return bert
+
+
+def growth(bert: BertConfig, items, before: int, now: int) -> Growth:
+  """How the model of stage `now` comes from that of stage `before`."""
+  small, large = model_of(bert, items[before]), model_of(bert, items[now])
+  return Growth(small, large, items[now].get("growth", _METHODS[0]))
+
+
+def check_models(bert: BertConfig, items) -> None:
+  """Raises `UserError` for a stage's model that cannot be."""
+  for number in range(len(items)):
+    how = growth(bert, items, max(0, number - 1), number)
+    with _in_stage(number):
+      how.large.validate("the BERT config of the stage")
+      before, now = how.small.meaning(), how.large.meaning()
+      heads = [
+        (model.head_size, model.num_attention_heads // model.key_value_heads)
+        for model in (how.small, how.large)
+      ]
+      shrinks = any(now[key] < before[key] for key in _SIZES)
+      if shrinks or heads[0] != heads[1]:
+        raise UserError(
+          f"{how.changes()}: a model only grows, and keeps heads of "
+          f"{heads[0][0]} numbers, and {heads[0][1]} of them for one of keys"
+        )
+
+
 def configs(base) -> list:
   """The `PretrainingConfig` of each stage, without its end."""
   by_time = bool(base.max_train_minutes)
@@ -125,7 +186,9 @@ def configs(base) -> list:
       if "masked_lm_prob" in masks:
         masks["masked_lm_prob"] = masking.shares(masks["masked_lm_prob"])
       masks = dataclasses.replace(base.masks, **masks)
-      staged.append(dataclasses.replace(base, **flags, masks=masks))
+      staged.append(
+        dataclasses.replace(base, **flags, masks=masks, stage=number)
+      )
   return staged
 
 
@@ -230,7 +293,11 @@ class Stages:
       batch = f"{plan.examples(plan.records_per_update)}"
       if plan.stage.ramp:
         batch = f"{plan.examples(plan.records_of(0))} to {batch}"
-      yield f"stage {number + 1}: {ends} of {batch} examples"
+      line = f"stage {number + 1}: {ends} of {batch} examples"
+      for key in (*_MODEL, "growth", "sampled_softmax"):
+        if key in item:
+          line += f", {key} {item[key]}"
+      yield line
 
 
 def _planned(

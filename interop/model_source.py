@@ -8,6 +8,7 @@ import dataclasses
 import filecmp
 import glob
 import os
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from checkpoints import (
@@ -22,6 +23,7 @@ from checkpoints.metrics import BEST_BY, BestBy, best_evaluation
 from common.errors import UserError
 from common.model_files import TASK_FILE
 from common.settings import in_group, setting
+from config import stages
 from config.bert_config import BertConfig, is_preset, read_bert
 from model.tasks import PRETRAINING, SQUAD
 from records import record_report
@@ -233,7 +235,9 @@ def locate(model: str) -> Located:
   about = description.read(folder)
   if not chosen:
     path, chosen = _find_checkpoint(model, about.task)
-  return Located(path, chosen, about)
+  # Of a run in stages, an earlier checkpoint may be of a smaller model.
+  step = checkpoint_files.step_of(path)
+  return Located(path, chosen, dataclasses.replace(about, step=step))
 
 
 def is_export(path: str) -> bool:
@@ -242,11 +246,11 @@ def is_export(path: str) -> bool:
 
 
 def read_config(
-  name: str | None, about: Description, model: str, may_extend: bool = False
+  name: str | None, about: Description, model: str, stage: Mapping | None = None
 ) -> BertConfig:
   """The config of a file or preset, or of a folder; they must agree.
 
-  A new training may extend the folder's.
+  A new training, which has the keys of its first `stage`, may extend it.
   """
   config = read_bert(name) if name else about.bert
   if not config:
@@ -259,8 +263,9 @@ def read_config(
   if is_preset(name):
     config.vocab_size = about.bert.vocab_size
   # Keys of training alone may differ, such as dropout.
-  differ = about.bert.differences(config)
-  if differ and not (may_extend and config.extends(about.bert)):
+  begins = stages.model_of(config, stage or {})
+  differ = about.bert.differences(begins)
+  if differ and not (stage is not None and begins.extends(about.bert)):
     raise UserError(
       f"--bert_config_file={name} and {about.bert_file}, which is the "
       f"model's, differ in {', '.join(differ)}: leave the flag out, or train "

@@ -150,6 +150,8 @@ def find_origin(run: str, present: dict) -> Origin:
     if not (begun and os.path.exists(os.path.join(run, RUN_FILE))):
       folder = branch if os.path.isdir(branch) else os.path.dirname(branch)
   about, notes = description.read(folder), []
+  if not is_training(present):
+    about = run_start.of_newest(about)
   if branch:
     branch = run_start.cooldown(branch, about, folder == run)
     notes.append(f"--cooldown_from={present['cooldown_from']}: {branch}")
@@ -209,8 +211,8 @@ def _bert(
   bert, resumes = about.bert, origin.continues and is_preset(name)
   if bert and (not name or origin.model or resumes):
     model = origin.init or about.folder
-    starts = bool(origin.model and is_training(values))
-    config = model_source.read_config(name, about, model, starts)
+    first = values if origin.model and is_training(values) else None
+    config = model_source.read_config(name, about, model, first)
     if extended := config.differences(bert):
       return config, [
         f"{agreement.BERT_FLAG}={name} extends {about.bert_file} by other "

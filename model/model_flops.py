@@ -177,5 +177,5 @@ def of_run(
     masked = None  # all positions have logits
   policy = mixed_precision.policy_of(config)
   return pretraining(
-    config.bert, policy, rows, shape, config.sampled_softmax, masked
+    config.stage_bert, policy, rows, shape, config.sampled_softmax, masked
   )

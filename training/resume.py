@@ -29,7 +29,9 @@ def start_or_resume(run) -> int:
   # Before variables are read: those of another run may not even fit.
   check_run(config, task and task.plan, before)
   if resumes:
-    say(run.comm, f"resumed {restore.resume(session)}")
+    staged = is_pretraining and config.stages
+    name = restore.resume(session, grow=config.growth_from if staged else None)
+    say(run.comm, f"resumed {name}")
   elif branches_from:
     restore.resume(session, branches_from)
     say(run.comm, f"continues from {branches_from}")

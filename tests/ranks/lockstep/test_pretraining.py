@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import resuming
 import runs
-from samples import write_packed
+from samples import TINY, write_packed
 
 import input_pipeline
 import mixed_precision
@@ -16,6 +16,7 @@ import run_pretraining
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from config import stages
+from config.bert_config import BertConfig
 from config.exchange_config import AllreduceConfig
 from config.optimizers import OptimizerConfig
 from config.precision import LossScaleConfig
@@ -153,6 +154,38 @@ def test_stages_with_a_batch_that_grows(
 
   at_root(alone)
   runs.pretrain(tiny, run, comm, **settings)
+  comm.gather(np.zeros(1))
+  runs.assert_same_updates(run, one, 7)
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [{}, {"allreduce": AllreduceConfig(zero=1)}, {"tensor_parallel": 2}],
+)
+def test_a_model_that_grows(comm, slices, at_root, plain, tmp_path, changes):
+  """Two ranks begin at the border, with the values that one rank saved."""
+  keys = {**TINY, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0}
+  large = dict(hidden_size=64, num_attention_heads=4, intermediate_size=128)
+  small = {name: TINY[name] for name in large}
+  items = (
+    {**small, "num_hidden_layers": 1, "num_train_steps": 3},
+    {"num_train_steps": 4},
+  )
+  settings = dict(
+    bert=BertConfig.from_dict({**keys, **large}), num_warmup_steps=2,
+    num_train_steps=PretrainingConfig.num_train_steps,
+    stages=tuple(stages.read_item(item, "a stage") for item in items),
+    save_checkpoints_steps=1, keep_checkpoints=9,
+  )  # fmt: skip
+  one, run = tmp_path / "one", tmp_path / "run"
+
+  def alone():
+    runs.pretrain(plain, one, **settings)
+    resuming.go_back(one, run, 3)
+
+  at_root(alone)
+  ranks = slices if "tensor_parallel" in changes else comm
+  runs.pretrain(plain, run, ranks, **settings, **changes)
   comm.gather(np.zeros(1))
   runs.assert_same_updates(run, one, 7)
 
