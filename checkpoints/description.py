@@ -226,8 +226,8 @@ class Description:
       known = agreement.of_start(
         training["flags"], training["plan"], training["data"]
       )
-    if self.bert and (self.step is not None or not training):
-      known |= agreement.of_start({"bert": self.bert.to_dict()})
+    elif self.bert:
+      known = agreement.of_start({"bert": self.bert.to_dict()})
     return known | agreement.of_task(self.task)
 
 

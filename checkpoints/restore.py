@@ -230,9 +230,7 @@ class Restore:
       notes=notes,
     )
 
-  def resume(
-    self, session: tf.Session, path: str = "", grow: Callable | None = None
-  ) -> str | None:
+  def resume(self, session, path: str = "", grow=None) -> str | None:
     """Gives all variables the newest state, or that of the checkpoint `path`.
 
     `grow`: the number of a state's stage -> how its model becomes this one, a

@@ -3,7 +3,6 @@
 A cooldown (--cooldown_from) is the last stage of a run, but in another folder.
 """
 
-import dataclasses
 import os
 
 from checkpoints import agreement, checkpoint_files, description, metrics
@@ -119,14 +118,7 @@ def origin_of(config) -> Description:
   if not checkpoint_files.has_begun(folder):
     branch = getattr(config, "cooldown_from", None)
     folder = description.folder_of(branch or config.init_checkpoint)
-  about = description.read(folder)
-  return about if config.do_train else of_newest(about)
-
-
-def of_newest(about: Description) -> Description:
-  """`about` a run folder's newest checkpoint, which an evaluation reads."""
-  steps = CheckpointFiles(about.folder, keep=1).steps() if about.folder else []
-  return dataclasses.replace(about, step=steps[0] if steps else None)
+  return description.read(folder)
 
 
 def check_vocabulary(config, data: dict) -> None:

@@ -179,6 +179,7 @@ def configs(base) -> list:
   staged = []
   for number, item in enumerate(base.stages):
     flags = {name: item[name] for name in _FLAGS if name in item}
+    flags["stage"] = number
     masks = {name: item[name] for name in _MASKS if name in item}
     if "global_batch_size" in item:
       flags["global_batch_size"] = item["global_batch_size"][1]
@@ -186,9 +187,7 @@ def configs(base) -> list:
       if "masked_lm_prob" in masks:
         masks["masked_lm_prob"] = masking.shares(masks["masked_lm_prob"])
       masks = dataclasses.replace(base.masks, **masks)
-      staged.append(
-        dataclasses.replace(base, **flags, masks=masks, stage=number)
-      )
+      staged.append(dataclasses.replace(base, **flags, masks=masks))
   return staged
 
 

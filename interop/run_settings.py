@@ -150,8 +150,6 @@ def find_origin(run: str, present: dict) -> Origin:
     if not (begun and os.path.exists(os.path.join(run, RUN_FILE))):
       folder = branch if os.path.isdir(branch) else os.path.dirname(branch)
   about, notes = description.read(folder), []
-  if not is_training(present):
-    about = run_start.of_newest(about)
   if branch:
     branch = run_start.cooldown(branch, about, folder == run)
     notes.append(f"--cooldown_from={present['cooldown_from']}: {branch}")

@@ -394,6 +394,7 @@ def run(config, about: Sequence[str], build: Callable) -> None:
     tell_needs(build, stages.StageStart(config, plan, (0.0, 1.0)), ranks)
   else:
     staged = plans.of_stages(config, begun, comm, groups)
+    tell(*staged.lines())
     while True:
       start = staged.start(begun)
       last = tell_needs(build, start, ranks)

@@ -1,12 +1,16 @@
 """A larger model made of a smaller one, and runs whose stages grow."""
 
+import json
+
 import numpy as np
 import pytest
 import reference_modern
 import runs
-from samples import TINY
+from samples import TINY, write_config
+from test_run_pretraining import settled_flags
 from test_stages import assert_same_checkpoint, staged
 
+from checkpoints import checkpoint_files
 from checkpoints.snapshot import Snapshot
 from common.errors import UserError
 from common.tensorflow_v1 import tf
@@ -153,12 +157,15 @@ def growing(method, **changes):
 @pytest.mark.parametrize(
   "method, optimizer", [("stack", "adamw"), ("interpolate", "muon")]
 )
-def test_a_run_that_grows(tiny_run, tmp_path, method, optimizer):
+def test_a_run_that_grows(tiny_run, tmp_path, capsys, method, optimizer):
   """Killed at the border and after it; each checkpoint has its model."""
   whole, killed, hand = (tmp_path / n for n in ("whole", "killed", "hand"))
   optimizer = {"optimizer": {"optimizer": optimizer}}
   settings = growing(method, **optimizer)
   runs.pretrain(tiny_run, whole, **settings)
+  said = capsys.readouterr().err
+  assert "stage 1: 3 updates of 12 examples, num_hidden_layers 1, " in said
+  assert f"the model grows by {method}: num_hidden_layers 1 -> 2" in said
   for update in (3, 5):
     with runs.ended_after(update):
       runs.pretrain(tiny_run, killed, **settings)
@@ -195,6 +202,29 @@ def test_growth_that_cannot_be(tiny_run, tmp_path, first, last, words):
   with pytest.raises(UserError, match=words):
     config = runs.config(tiny_run, tmp_path, **staged(*items, bert=bert()))
     stages.configs(config)
+
+
+def test_a_run_starts_from_a_model_of_its_first_stage(tiny_run, tmp_path):
+  model, file = tmp_path / "model", tmp_path / "stages.json"
+  model.mkdir()
+  write_config(model / "bert_config.json", num_hidden_layers=1)
+  checkpoint_files.write_weights(f"{model}/x.ckpt", {"x": np.zeros(1)})
+  large = write_config(tmp_path / "large.json")
+  given = dict(
+    input_file=tiny_run[1], output_dir=str(tmp_path / "new"), stages=str(file),
+    init_checkpoint=str(model), bert_config_file=large, global_batch_size=4,
+  )  # fmt: skip
+  items = [
+    {"num_train_steps": 1, "num_hidden_layers": 1},
+    {"num_train_steps": 1},
+  ]
+  file.write_text(json.dumps(items))
+  config, lines = settled_flags(**given)
+  assert config.bert.num_hidden_layers == 2
+  assert lines[-1].endswith("bert_config.json by other num_hidden_layers")
+  file.write_text(json.dumps(items[1:]))
+  with pytest.raises(UserError, match="differ in num_hidden_layers"):
+    settled_flags(**given)
 
 
 def test_memory_for_a_copy_grows_with_the_model():
