@@ -41,9 +41,9 @@ def layers(growth: Growth) -> list[int]:
   for is_local in (False, True):
     old, new = _of_kind(small, is_local), _of_kind(large, is_local)
     old = old or list(range(small.num_hidden_layers))
-    for place, layer in enumerate(new):
-      at = place * len(old) // len(new)
-      sources[layer] = old[place % len(old) if method == "stack" else at]
+    for rank, layer in enumerate(new):
+      at = rank * len(old) // len(new)
+      sources[layer] = old[rank % len(old) if method == "stack" else at]
   return sources
 
 
@@ -65,7 +65,7 @@ class Grown:
     shapes = getattr(values, "shapes", values)  # of a checkpoint; in memory
     copies = layers(growth)
     for name, shape in wanted.items():
-      source = _LAYER.sub(lambda found: str(copies[int(found[0])]), name)
+      source = _LAYER.sub(lambda match: str(copies[int(match[0])]), name)
       if source in shapes:
         there = list(getattr(shapes[source], "shape", shapes[source]))
         # Only the model's tensors grow; what else differs is refused.
