@@ -55,6 +55,9 @@ class ConversionSettings(model_source.Given):
   to: str | None = setting(None,
     "Format to write. Default: tensorflow for a Hugging Face folder, else "
     "huggingface.", choices=(HUGGINGFACE, TENSORFLOW, SAVED_MODEL))
+  average: bool = setting(False,
+    "Write the average of the weights that --average_updates of the training "
+    "keeps in its checkpoints, in place of the weights.")
   signatures: tuple[str, ...] = setting((),
     "Signatures to write with --to=saved_model: encoder, masked_lm, "
     "next_sentence, classifier, span, token_classifier, embedding. Default: "
@@ -88,7 +91,7 @@ def read_model(settings: ConversionSettings) -> Model:
     named[path] = name
   # Equal shapes are checked while reading, what else must agree is below.
   paths = [source.path for source in sources]
-  mean = checkpoint_weights.read(paths)
+  mean = checkpoint_weights.read(paths, settings.average)
   first, *others = sources
   task = _task(first, mean.values)
   for path, other in zip(settings.input[1:], others, strict=True):
@@ -103,7 +106,8 @@ def read_model(settings: ConversionSettings) -> Model:
         f"{settings.input[0]} and {path} differ in {', '.join(differ)}: only "
         "checkpoints of one model have a mean"
       )
-  return Model(first, task, mean.values, mean.left_out, tuple(paths[1:]))
+  more, average = tuple(paths[1:]), settings.average
+  return Model(first, task, mean.values, mean.left_out, more, average)
 
 
 def _task(source: Source, values: dict) -> dict:
@@ -126,10 +130,10 @@ def _task(source: Source, values: dict) -> dict:
 
 def export(settings: ConversionSettings) -> list[str]:
   """Writes a checkpoint as a SavedModel; returns lines for people."""
-  if len(settings.input) > 1:
+  if len(settings.input) > 1 or settings.average:
     raise UserError(
-      f"--to={SAVED_MODEL} exports one checkpoint: write the mean with "
-      f"--to={TENSORFLOW} first"
+      f"--to={SAVED_MODEL} exports one checkpoint's weights: write the mean or "
+      f"the average with --to={TENSORFLOW} first"
     )
   source = model_source.find(settings.input[0], settings)
   if source.is_export:
@@ -207,6 +211,8 @@ def report(
   title = f"converted {source.path} ({source.chosen})"
   if len(settings.input) > 1:
     title = f"the mean of {len(settings.input)} checkpoints"
+  if model.is_average:
+    title += ", of each the average of weights"
   lines = [title, *indented(converted)]
   lines += [f"left out: {len(model.left_out)}", *indented(model.left_out)]
   lines += [f"not in the checkpoint: {len(missing)}", *indented(missing)]

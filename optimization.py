@@ -18,6 +18,7 @@ from config.optimizers import (
 from config.pretraining import RunConfig
 from gradients import (
   all_reduce,
+  averages,
   distributed,
   moments,
   power_sgd,
@@ -235,7 +236,7 @@ def train_ops(
   products = mixed_precision.policy_of(config).feed_forward
   optimizer = config.optimizer.make(schedule(position), products)
   exchange = make_exchange(config.allreduce, comm, loss_scale.value, optimizer)
-  return build_train_ops(
+  ops = build_train_ops(
     gradients,
     sums,
     exchange,
@@ -245,6 +246,12 @@ def train_ops(
     counters,
     plan.stage.first_update,
   )
+  if config.average_updates:
+    average = averages.Averages(config.average_updates)
+    with tf.control_dependencies([ops.update]):
+      applied = tf.logical_not(ops.skipped)
+    ops = ops._replace(update=average.update_op(applied))
+  return ops
 
 
 def make_exchange(

@@ -38,7 +38,7 @@ from common.console import say
 from common.errors import DataError
 from common.tensorflow_v1 import tf
 from config import stages
-from gradients import sharded_variables
+from gradients import averages, sharded_variables
 from model import huggingface_types, initial_weights, model_flops
 from model.tasks import MASKED_LM
 from model.tensor_parallel import Slices
@@ -210,7 +210,7 @@ def evaluator(config: PretrainingConfig, comm, training=None) -> Evaluator:
     comm.data_parallel,
     limit=config.max_eval_steps * config.eval_batch_size,
   )
-  with tf.variable_scope(tf.get_variable_scope(), reuse=config.do_train):
+  with averages.evaluated_scope(config.evaluate_average, config.do_train):
     sums = modeling.pretraining_model(
       stream.next,
       config.stage_bert,
@@ -232,7 +232,7 @@ def evaluator(config: PretrainingConfig, comm, training=None) -> Evaluator:
 
   most = config.max_eval_steps * config.eval_batch_size or len(source)
   evaluated = f"{source.contents()} {min(most, len(source))}"
-  return Evaluator(evaluation, headline, config.output_dir, evaluated, comm)
+  return Evaluator(evaluation, headline, config, evaluated, comm)
 
 
 def pretrain(

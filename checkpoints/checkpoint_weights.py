@@ -11,11 +11,12 @@ import numpy as np
 from checkpoints import checkpoint_files, huggingface_folder
 from checkpoints.checkpoint_files import Checkpoint, CheckpointError
 from common.files import file_sha256
+from config.optimizers import AVERAGE
 from model import huggingface_config, huggingface_weights
 
 STATE = re.compile(
   r"global_step|applied_updates|skipped_updates|beta[12]_power"
-  r"|(training_state|loss_scale|spike_guard)/.*"
+  r"|(training_state|loss_scale|spike_guard|averages)/.*"
 )
 
 
@@ -58,8 +59,11 @@ class Weights(NamedTuple):
   left_out: list[str]  # what else the files have, as lines for people
 
 
-def read(prefixes: Sequence[str]) -> Weights:
-  """The mean of some checkpoints' weights, which must have equal shapes."""
+def read(prefixes: Sequence[str], of_average: bool = False) -> Weights:
+  """The mean of some checkpoints' weights, which must have equal shapes.
+
+  `of_average`: of the averages that --average_updates keeps beside them.
+  """
   first, *others = checkpoints = [_open(p) for p in dict.fromkeys(prefixes)]
   shapes = _weight_shapes(first)
   for other in others:
@@ -76,7 +80,12 @@ def read(prefixes: Sequence[str]) -> Weights:
   for name in sorted(shapes):
     arrays = []
     for checkpoint in checkpoints:
-      array = checkpoint[name]
+      if of_average and f"{name}/{AVERAGE}" not in checkpoint.shapes:
+        raise CheckpointError(
+          f"{checkpoint.path}: there is no average of {name}: its training had "
+          "no --average_updates"
+        )
+      array = checkpoint[f"{name}/{AVERAGE}" if of_average else name]
       if array.dtype.kind in "iubSUO":
         raise CheckpointError(
           f"{checkpoint.path}: {name} is {array.dtype}, neither a weight nor "

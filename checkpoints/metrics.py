@@ -8,10 +8,12 @@ from common import files, json_files
 from common import tensorflow_v1 as later
 from common.console import tell
 from common.errors import DataError, reason
+from config.optimizers import AVERAGE
 
 METRICS_FILE = "metrics.jsonl"
 EVAL_METRICS_FILE = "eval_metrics.jsonl"
 EVALUATION_SET = "evaluation_set"  # a key of an evaluation: on which records
+EVALUATED_WEIGHTS = "evaluated_weights"  # a key of one of AVERAGE
 # Keys of reports and evaluations, for people.
 LABELS = {
   "masked_lm_loss": "masked words: loss (nats)",
@@ -83,6 +85,11 @@ def best_evaluation(output_dir: str, step: int, by: BestBy) -> int | None:
   # `max` takes the first of equal ones: training on did not help.
   scores = _scores(output_dir, step, by)
   return max(scores, key=scores.__getitem__, default=None)
+
+
+def is_of_average(output_dir: str, step: int) -> bool:
+  """Whether the evaluation of update `step` was of the average of weights."""
+  return evaluations(output_dir, step)[-1].get(EVALUATED_WEIGHTS) == AVERAGE
 
 
 def evaluations_since_best(output_dir: str, step: int, by: BestBy) -> int:

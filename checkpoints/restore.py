@@ -1,7 +1,6 @@
 """Where variables get their values: new, from a checkpoint, or from memory."""
 
 import dataclasses
-import itertools
 import math
 import re
 from collections.abc import Callable, Iterable
@@ -20,7 +19,7 @@ from checkpoints.run_start import STAGE
 from checkpoints.snapshot import SavedVariables, Snapshot
 from common.console import indented, say
 from common.tensorflow_v1 import OPTIONAL_VARIABLES, tf
-from gradients import sharded_variables
+from gradients import averages, sharded_variables
 from model import growth
 from model.tasks import LABELLED, MASKED_LM
 
@@ -154,6 +153,8 @@ class Restore:
     )
     self._summed = tf.get_collection(sharded_variables.SUMMED)
     self._broadcast = sharded_variables.broadcast_op(variables.whole, comm)
+    self._averages = tf.get_collection(averages.AVERAGES)
+    self._begin = [each.begin_op() for each in self._averages]
 
   def committed(self) -> Snapshot | None:
     """The snapshot of an elastic run, once it has values."""
@@ -199,6 +200,7 @@ class Restore:
     if source and schedule_start is not None:
       schedule_start.load(_schedule_position(source), session)
     session.run(self._broadcast)
+    session.run(self._begin)
     return report
 
   def _plan(self, source: Checkpoint, labels: list | None) -> InitReport:
@@ -241,6 +243,7 @@ class Restore:
     name, committed = None, self.committed()
     here = self._grown(grow, committed.values) if committed else None
     values: Any = None
+    absent = set[str]()
     if self._comm.is_root and committed:
       name = f"what update {committed.step:,} left in memory"
       values = here
@@ -250,7 +253,8 @@ class Restore:
       values = self._grown(grow, Checkpoint(name))
       _check_shapes(values, self._variables.shapes)
       optional = _names(tf.get_collection(OPTIONAL_VARIABLES))
-      missing = self._variables.shapes.keys() - values.shapes.keys() - optional
+      absent = self._variables.shapes.keys() - values.shapes.keys()
+      missing = absent - optional
       if missing:
         raise CheckpointError(
           f"{name}: cannot be resumed, it lacks {min(missing)} and "
@@ -258,8 +262,9 @@ class Restore:
           "weights give it as --init_checkpoint with a new --output_dir"
         )
       self._load_whole(session, values, values.shapes)
-    self._load_sharded(session, values, self._variables.sharded)
+    self._load_sharded(session, values, self._variables.parts.keys() - absent)
     session.run(self._broadcast)
+    session.run(self._begin)
     if committed:
       _load(session, self._summed, here)  # this rank's
     return name
@@ -273,13 +278,15 @@ class Restore:
     return growth.Grown(values, self._variables.shapes, how)
 
   def weights(self, session: tf.Session, step: int) -> None:
-    """Gives all ranks the trained variables of update `step`'s checkpoint."""
+    """Gives all ranks the weights of update `step`'s checkpoint."""
     source, names = None, set()
     if self._comm.is_root:
       self._files.wait()
       self._files.check(step)
       source = Checkpoint(self._files.prefix(step))
       names = _names(tf.trainable_variables())
+      for each in self._averages:
+        names |= _names(each.variables)
     self._load_trained(session, source, names)
     session.run(self._broadcast)
 
@@ -288,20 +295,20 @@ class Restore:
   ) -> None:
     """Loads `names` from rank 0's `source`; other ranks give no names."""
     self._load_whole(session, source, names)
-    sharded = self._variables.sharded
-    if sharded:
-      # Each load is a collective: all ranks must make the same ones.
-      wanted = self._comm.from_root([s.part.op.name in names for s in sharded])
-      self._load_sharded(session, source, itertools.compress(sharded, wanted))
+    self._load_sharded(session, source, self._variables.parts.keys() & {*names})
 
   def _load_whole(self, session, values, names) -> None:
     """Loads those of `names` that each rank holds whole."""
     named = [v for v in self._variables.whole if v.op.name in names]
     _load(session, named, values)
 
-  def _load_sharded(self, session, values, variables) -> None:
-    """Distributes rank 0's `values`; the other ranks have none."""
-    for variable in variables:
+  def _load_sharded(self, session, values, parts: set[str]) -> None:
+    """Distributes rank 0's `values` of its `parts`; other ranks have none."""
+    # Each load is a collective: all ranks must make the same ones.
+    parts = self._comm.from_root(parts) if self._variables.sharded else parts
+    for variable in self._variables.sharded:
+      if variable.part.op.name not in parts:
+        continue
       feed = {}
       for name, fed in variable.fed.items():
         feed[fed] = values[name] if values else np.zeros(fed.shape, np.float32)

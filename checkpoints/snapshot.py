@@ -83,9 +83,9 @@ class SavedVariables:
   def __init__(self, snapshot: Snapshot, is_kept: bool):
     """Adds copies to `snapshot`; if not `is_kept`, only helps other ranks."""
     self.sharded = tf.get_collection(SHARDED_VARIABLES)
-    self._parts = {s.part.op.name: s.part for s in self.sharded}
+    self.parts = {s.part.op.name: s.part for s in self.sharded}
     self.whole = [  # that each rank holds, unlike those of `sharded`
-      v for v in tf.global_variables() if v.op.name not in self._parts
+      v for v in tf.global_variables() if v.op.name not in self.parts
     ]
     self._whole = {v.op.name: tf.convert_to_tensor(v) for v in self.whole}
     groups, tensors = [self._whole], {**self._whole}
@@ -103,7 +103,7 @@ class SavedVariables:
 
   def values(self, session: tf.Session) -> dict:
     """This rank's values by name: of whole variables, and of its parts."""
-    return session.run({**self._whole, **self._parts})
+    return session.run({**self._whole, **self.parts})
 
 
 def _copy_op(tensors: dict, snapshot: Snapshot) -> tf.Operation:

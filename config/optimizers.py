@@ -10,6 +10,8 @@ from common.settings import check, setting
 # google/bert's settings of AdamW.
 WEIGHT_DECAY_RATE = 0.01
 EXCLUDE_FROM_WEIGHT_DECAY = ("LayerNorm", "layer_norm", "bias")
+# Checkpoints have the average of a weight NAME as NAME/average.
+AVERAGE = "average"
 
 _ADAM_SETTINGS = (
   "weight_decay_rate", "beta_1", "beta_2", "epsilon", "bias_correction",

@@ -118,6 +118,11 @@ class RunConfig:
     "update; beyond a schedule's end the rate is 0.",
     json="scheduler.params.rewarmup")
   optimizer: optimizers.OptimizerConfig = _rate()
+  average_updates: int = _rate(0,
+    "Keep an average of the weights over about so many last updates in "
+    "checkpoints: a mean at first, then exponential. It needs the memory of "
+    "the weights once more, and --lr_schedule=constant goes well with it. 0: "
+    "no average.", low=0)
   precision: str = _precision("fp32",
     "Type of the matrix multiplications. Variables, softmax, GELU, layer norm, "
     "losses and the optimizer stay float32. auto: bf16 if a measurement at the "
@@ -186,6 +191,10 @@ class RunConfig:
     "evaluates before its first update. 0: only at the end, or as "
     "--eval_every_epochs of fine-tuning says. Needs --do_eval.",
     low=0, needs="do_eval")
+  evaluate_average: bool = _eval(False,
+    "Evaluate, and predict with, the average of the weights in their place. "
+    "The best checkpoint is then chosen by the average.",
+    needs="average_updates")
   early_stopping_evaluations: int = _eval(0,
     "Evaluations in a row without a new best result after which training "
     "stops. 0: it never stops early. Needs evaluations while training.", low=0)

@@ -17,6 +17,7 @@ from common.console import say
 from common.tensorflow_v1 import tf
 from finetuning import contrastive, packed, task_file
 from finetuning.task import FinetuningConfig, FinetuningTask
+from gradients import averages
 from model import huggingface_types, model_flops
 from model.tasks import BY_KIND
 from records import record_order
@@ -191,7 +192,7 @@ def _evaluator(
     return "  ".join(shown)
 
   evaluated = source.fingerprint()
-  return Evaluator(evaluation, headline, config.output_dir, evaluated, comm)
+  return Evaluator(evaluation, headline, config, evaluated, comm)
 
 
 def _collector(
@@ -203,7 +204,7 @@ def _collector(
   batches = input_pipeline.evaluation_batches(source, rows, comm)
   # Training makes all variables. Without it this is what makes them.
   reuse = config.do_train or tf.AUTO_REUSE
-  with tf.variable_scope(tf.get_variable_scope(), reuse=reuse):
+  with averages.evaluated_scope(config.evaluate_average, reuse):
     head = task.head(batches.next, False)
   weights = batches.next.weights
   fetches = {"weights": weights, **head.outputs}

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from checkpoints import checkpoint_files, description, metrics
 from checkpoints.description import Description
 from common import files
+from config.optimizers import AVERAGE
 from finetuning.classification import DEFAULT_THRESHOLD
 from model.tasks import EMBEDDER, EMBEDDING, HEADS, MASKED_LM, SIDES
 
@@ -81,6 +82,7 @@ def write(
   path: str,
   folder: str,
   inputs: Sequence[str],
+  is_average: bool,
   config: dict,
   task: dict,
   mask: str,
@@ -90,7 +92,8 @@ def write(
 ) -> None:
   """Writes a model's card: of its checkpoints, config.json and task.json.
 
-  `mask` is its tokenizer's name of [MASK].
+  `is_average`: its weights are the average that a training keeps. `mask` is its
+  tokenizer's name of [MASK].
   """
   architecture = config["architectures"][0]
   _, _, use = architecture.partition("For")
@@ -125,20 +128,22 @@ def write(
   if licence == "unknown":
     lines += ["", "The licence is not stated: set `license` above."]
   lines += ["", "## Use", "", usage, "", _TRAIN_ON]
-  lines += _tables(inputs)
+  lines += _tables(inputs, is_average)
   card = "\n".join(lines) + "\n"
   files.write(path, card.encode(errors="backslashreplace"))
 
 
-def _tables(inputs: Sequence[str]) -> list[str]:
+def _tables(inputs: Sequence[str], is_average: bool) -> list[str]:
   """What the run's files say, if the weights still lie beside them."""
   lines: list[str] = []
   about = description.read(os.path.dirname(inputs[0]))
   run = about.start_of(checkpoint_files.step_of(inputs[0]))
+  span = run.get("flags", {}).get("average_updates") if is_average else None
+  averaged = "average of the weights over updates", span
   for title, rows in (
     ("Training data", _data(about, run)),
-    ("Training", _training(inputs, run)),
-    ("Results", _results(inputs, about, run)),
+    ("Training", [*_training(inputs, run), averaged]),
+    ("Results", _results(inputs, is_average, about, run)),
     ("Framework", run.get("versions", {}).items()),
   ):
     table = []
@@ -255,13 +260,14 @@ def _training(inputs: Sequence[str], run: dict) -> Iterator[tuple]:
   yield "started from other weights", bool(others)
 
 
-def _results(inputs: Sequence[str], about: Description, run: dict):
+def _results(inputs: Sequence[str], is_average: bool, about: Description, run):
   """The evaluation of these very weights; a mean of several has none."""
   held_out = description.is_held_out(run, about.record_files)
   # Evaluations of other updates say nothing of these weights.
   step = checkpoint_files.step_of(inputs[0]) if len(inputs) == 1 else None
   for results in metrics.evaluations(about.folder):
-    if results.pop("global_step") == step:
+    of_average = results.pop(metrics.EVALUATED_WEIGHTS, None) == AVERAGE
+    if results.pop("global_step") == step and of_average == is_average:
       results.pop(metrics.EVALUATION_SET, None)
       yield from results.items()
       if held_out is False:

@@ -19,7 +19,7 @@ from checkpoints import (
   sentence_folder,
 )
 from checkpoints.description import Description
-from checkpoints.metrics import BEST_BY, BestBy, best_evaluation
+from checkpoints.metrics import BEST_BY, BestBy, best_evaluation, is_of_average
 from common.errors import UserError
 from common.model_files import TASK_FILE
 from common.settings import in_group, setting
@@ -288,6 +288,8 @@ def _find_checkpoint(model: str, task: dict) -> tuple[str, str]:
   best = by and best_evaluation(model, steps[0], by)
   if best in steps:
     step, chosen = best, "the best by evaluation"
+    if is_of_average(model, best):
+      chosen += " of its average of weights: convert_checkpoint.py --average"
   files.check(step)
   return files.prefix(step), chosen
 

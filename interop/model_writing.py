@@ -33,6 +33,7 @@ class Model(NamedTuple):
   values: dict[str, np.ndarray]  # float32, by our names
   left_out: list[str]  # what else the checkpoints have, as lines for people
   others: tuple[str, ...] = ()  # the other checkpoints
+  is_average: bool = False  # of what a training keeps beside the weights
 
   @property
   def vocabulary(self) -> dict[str, bytes]:
@@ -133,7 +134,7 @@ def write_folder(
     model_card.write(
       os.path.join(aside, model_card.CARD_FILE),
       os.path.basename(os.path.abspath(folder)),
-      [source.path, *model.others], config, model.task,
+      [source.path, *model.others], model.is_average, config, model.task,
       encoder.special["mask"] if encoder else MASK,
       sum(value.size for value in model.values.values()), licence, languages,
     )  # fmt: skip

@@ -82,7 +82,7 @@ class Grown:
     summed, power = self._summed_axis(weight), _POWERS.get(slot[-2:], 0)
     added = np.subtract(shape, value.shape)
     grown = np.pad(value, np.stack([0 * added, added], 1), "wrap")
-    random = np.random.default_rng(zlib.crc32(name.encode()))
+    random = np.random.default_rng(zlib.crc32(weight.encode()))
     for axis, units in enumerate(value.shape):
       # Copies of a unit share a weight that is summed over them, and in other
       # axes its gradient, since the sum is over what they compute.

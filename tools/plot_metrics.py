@@ -94,7 +94,8 @@ def panels_of(runs: Sequence[Run]) -> dict[str, str]:
       keys |= {key for key in report if key.endswith(("loss", "accuracy"))}
     for results in run.evaluations:
       keys |= {key for key in results if not key.startswith("best_")}
-  keys -= {"global_step", "examples", metrics.EVALUATION_SET}
+  keys -= {"global_step", "examples"}
+  keys -= {metrics.EVALUATION_SET, metrics.EVALUATED_WEIGHTS}
   labels = {}
   for key in (*metrics.LABELS, *sorted(keys - metrics.LABELS.keys())):
     if key in keys:

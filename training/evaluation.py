@@ -13,6 +13,7 @@ from common import errors
 from common.console import say, tell
 from common.errors import UserError
 from common.tensorflow_v1 import tf
+from config.optimizers import AVERAGE
 from gradients import distributed
 from training.signals import Interrupted, StopVote
 from xla_patches import jit
@@ -21,13 +22,15 @@ from xla_patches import jit
 class Evaluator:
   """Evaluates on all ranks, prints the results and logs them."""
 
-  def __init__(self, evaluation, headline, output_dir, evaluated: str, comm):
+  def __init__(self, evaluation, headline, config, evaluated: str, comm):
     # evaluation: (session, signals, watchdog) -> results with `examples`, the
     # same on all ranks; headline: results -> their summary in a line;
     # evaluated: what the records are, so that only equal ones are compared.
     self._evaluation, self._headline = evaluation, headline
-    self._output_dir, self._comm = output_dir, comm
-    self.records = hashlib.sha256(evaluated.encode()).hexdigest()[:12]
+    self._output_dir, self._comm = config.output_dir, comm
+    self._of = " of the average" if config.evaluate_average else ""
+    records = f"{evaluated}{self._of}".encode()
+    self.records = hashlib.sha256(records).hexdigest()[:12]
     self._log: metrics.MetricsLog | None = None
     self._by_step: dict[int, dict] = {}
 
@@ -43,13 +46,15 @@ class Evaluator:
       jit.tell_compiling(self._comm, "the evaluation")
     results = self._evaluation(session, signals, watchdog)
     self._by_step[step] = results = {**results, "global_step": step}
+    if self._of:
+      results[metrics.EVALUATED_WEIGHTS] = AVERAGE
     if self._comm.is_root and log:
       if not self._log:
         folder, kept = self._output_dir, step - 1
         if metrics.set_before(folder, kept) not in (None, self.records):
           tell(
-            f"the evaluations in {folder} are of other records: the best one "
-            "is chosen among those from here on"
+            f"the evaluations in {folder} are of other records or weights: the "
+            "best one is chosen among those from here on"
           )
         # An old log keeps its evaluations before this step.
         name = metrics.EVAL_METRICS_FILE
@@ -57,7 +62,7 @@ class Evaluator:
       self._log.write({**results, metrics.EVALUATION_SET: self.records})
     say(
       self._comm,
-      f"evaluation at update {step:,}: {self._headline(results)}  "
+      f"evaluation{self._of} at update {step:,}: {self._headline(results)}  "
       f"in {time.monotonic() - began:.1f} s",
     )
     return results

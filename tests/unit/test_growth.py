@@ -125,6 +125,15 @@ def test_moments_are_those_of_the_larger_models_gradients():
   np.testing.assert_array_equal(grown[weight], values[weight][:, tiled])
 
 
+def test_an_average_grows_as_its_weight_does():
+  """Copies of a unit have equal shares of both."""
+  values, grown = grown_of(bert(), bert(**LARGE), slots=("average",))
+  trained = [name for name in values if not name.endswith("/average")]
+  for name in trained:
+    values[f"{name}/average"] = values[name]
+    np.testing.assert_array_equal(grown[f"{name}/average"], grown[name])
+
+
 def test_what_differs_otherwise_is_no_growth():
   name = "bert/embeddings/word_embeddings"
   values = {name: np.ones([100, 32]), "skipped_updates": np.ones([])}
@@ -160,7 +169,7 @@ def growing(method, **changes):
 def test_a_run_that_grows(tiny_run, tmp_path, capsys, method, optimizer):
   """Killed at the border and after it; each checkpoint has its model."""
   whole, killed, hand = (tmp_path / n for n in ("whole", "killed", "hand"))
-  optimizer = {"optimizer": {"optimizer": optimizer}}
+  optimizer = {"optimizer": {"optimizer": optimizer}, "average_updates": 5}
   settings = growing(method, **optimizer)
   runs.pretrain(tiny_run, whole, **settings)
   said = capsys.readouterr().err

@@ -332,8 +332,13 @@ def test_of_several_ranks_the_launcher_says_why(ranks, end):
 def test_an_updates_weights_are_evaluated_once():
   """Also the best one's, after the last one's."""
   calls, comm = [], Comm()
+  config = mock.Mock(evaluate_average=False)
   evaluate = evaluation.Evaluator(
-    lambda *_: calls.append(0) or {"examples": len(calls)}, str, "", "", comm
+    lambda *_: calls.append(0) or {"examples": len(calls)},
+    str,
+    config,
+    "",
+    comm,
   )
   results = []
   for step in (2, 4, 2):

@@ -117,10 +117,18 @@ def test_zero_shares_the_moments_out(comm, plain, whole_sizes, tmp_path):
 def test_resumed_on_other_numbers_of_ranks(
   comm, at_root, plain, tmp_path, allreduce, optimizer
 ):
+  """Averages of the weights, too."""
   optimizer = {"optimizer": optimizer}
   resuming.compare_ranks(
-    comm, at_root, plain, tmp_path, allreduce, optimizer=optimizer
-  )
+    comm, at_root, plain, tmp_path, allreduce, optimizer=optimizer,
+    average_updates=3,
+  )  # fmt: skip
+  found = [runs.weights(tmp_path / folder) for folder in ("run", "one")]
+  for name in found[1]:
+    if name.endswith("/average"):
+      pair = [values[name] for values in found]
+      np.testing.assert_allclose(*pair, rtol=1e-3, atol=2e-5, err_msg=name)
+  assert found[0]["averages/samples"] == found[1]["averages/samples"] == 9
 
 
 @pytest.mark.parametrize(

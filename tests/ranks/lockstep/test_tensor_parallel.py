@@ -9,13 +9,14 @@ from samples import write_config, write_packed
 # A vocabulary that two slices cannot share evenly.
 MODEL = dict(vocab_size=101, num_attention_heads=4)
 WORDS = "bert/embeddings/word_embeddings"
+AVERAGED = dict(average_updates=2, evaluate_average=True)
 
 
 @pytest.mark.parametrize(
   "changes",
   [
     dict(train_batch_size=12, initial_weights="informed"),
-    dict(optimizer={"optimizer": "muon"}),
+    dict(optimizer={"optimizer": "muon"}, **AVERAGED),
     pytest.param(dict(xla="layers"), marks=pytest.mark.slow),
     pytest.param(dict(xla="layers", precision="bf16"), marks=pytest.mark.slow),
     pytest.param(dict(model="ModernBERT"), marks=pytest.mark.slow),
@@ -50,11 +51,34 @@ def test_slices_equal_the_whole(comm, slices, at_root, tmp_path, changes):
   comm.gather(np.zeros(1))  # rank 0 has written all
   rtol = 2e-2 if "precision" in changes else 1e-5
   runs.assert_alike(tmp_path / "run", tmp_path / "whole", rtol)
-  shapes = [
-    {n: v.shape for n, v in runs.weights(tmp_path / f).items()}
-    for f in ("run", "whole")
-  ]
+  found = [runs.weights(tmp_path / f) for f in ("run", "whole")]
+  shapes = [{n: v.shape for n, v in values.items()} for values in found]
   assert shapes[0] == shapes[1]
+  averages = [name for name in found[0] if name.endswith("/average")]
+  assert bool(averages) == ("average_updates" in changes)
+  for name in averages:
+    pair = [values[name] for values in found]
+    np.testing.assert_allclose(*pair, rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+def test_slices_begin_and_end_averages(comm, slices, plain, tmp_path):
+  """In mid-run, from the weights."""
+  settings = dict(
+    tensor_parallel=2,
+    lr_schedule="constant",
+    num_warmup_steps=0,
+    save_checkpoints_steps=1,
+  )
+  for updates, more in ((2, {}), (4, dict(average_updates=1)), (5, {})):
+    runs.pretrain(
+      plain, tmp_path, slices, num_train_steps=updates, **settings, **more
+    )
+    comm.gather(np.zeros(1))  # rank 0 has written all
+    found = runs.weights(tmp_path)
+    assert (f"{WORDS}/average" in found) == bool(more)
+    if more:  # over one update they are the weights
+      pair = found[f"{WORDS}/average"], found[WORDS]
+      np.testing.assert_allclose(*pair, rtol=1e-5, atol=1e-7)
 
 
 def test_a_slice_holds_its_part_of_a_layer(

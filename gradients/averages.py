@@ -1,0 +1,86 @@
+"""An average of the weights over updates, beside them in variables of its own.
+
+It is a function of the weights alone, which all ranks have after each update,
+so it is the same over any number of ranks, however they share an update's work.
+"""
+
+from common.tensorflow_v1 import OPTIONAL_VARIABLES, tf
+from config import execution
+from config.optimizers import AVERAGE
+from gradients import moments
+from model.tensor_parallel import SLICED, cut_of
+from xla_patches import jit
+
+# The graph's collection of its `Averages`, if it has them.
+AVERAGES = "averages"
+# Of the weights, in the span of an average. Each is a pass over memory, which
+# one in every update would make visible.
+_SAMPLES = 10
+
+
+class Averages:
+  """The averages of a complete model's weights, NAME/average each, in float32.
+
+  With n samples of the weights so far, at each k-th update, k = span / 10,
+
+    average <- average + max(1 / n, k / span) (weights - average)
+
+  is their mean until `span` updates are over, and from then on an exponential
+  average that forgets as fast. A run may resume from a checkpoint without it.
+  """
+
+  def __init__(self, span: int):
+    self._span, self._every = span, max(1, span // _SAMPLES)
+    self._samples = moments.state("averages/samples")
+    self._pairs = []
+    for weights in tf.trainable_variables():
+      name = f"{moments.variable_name(weights)}/{AVERAGE}"
+      average = moments.state(name, weights.shape.as_list())
+      self._pairs.append((average, weights))
+      cut = cut_of(weights)
+      if cut:
+        tf.add_to_collection(SLICED, cut._replace(variable=average))
+    self.variables = [average for average, _ in self._pairs]
+    for variable in (self._samples, *self.variables):
+      tf.add_to_collection(OPTIONAL_VARIABLES, variable)
+    tf.add_to_collection(AVERAGES, self)
+
+  def begin_op(self) -> tf.Operation:
+    """Makes averages without a sample the weights; run it on restored ones."""
+    is_new = tf.equal(tf.convert_to_tensor(self._samples), 0.0)
+    begin = lambda: tf.group(*moments.assign_all(self._pairs))
+    return tf.cond(is_new, begin, tf.no_op).op
+
+  def update_op(self, applied: tf.Tensor) -> tf.Operation:
+    """Samples the weights of an update that was `applied`, if it is due."""
+    with tf.control_dependencies([applied]):
+      update = tf.convert_to_tensor(tf.train.get_or_create_global_step())
+    is_due = applied & tf.equal(update % self._every, 0)
+    return tf.cond(is_due, self._sample, tf.no_op, name="average").op
+
+  def _sample(self) -> tf.Operation:
+    count = tf.convert_to_tensor(self._samples) + 1.0
+    rate = tf.maximum(1.0 / count, self._every / self._span)
+
+    def move(rate):
+      moved = []
+      for average, weights in self._pairs:
+        change = rate * (weights - average)
+        moved.append(average.assign_add(change, read_value=False))
+      with tf.control_dependencies(moved):
+        return tf.identity(rate)
+
+    with tf.control_dependencies([jit.compiled(move, execution.UPDATE)(rate)]):
+      return self._samples.assign(count, read_value=False)
+
+
+def evaluated_scope(of_average: bool, reuse):
+  """The variables' scope of an evaluation, of weights or of their averages."""
+
+  # So no weights are exchanged before an evaluation and given back after it.
+  def average_of(getter, name, *arguments, **named):
+    return getter(f"{name}/{AVERAGE}", *arguments, **named)
+
+  getter = average_of if of_average else None
+  scope = tf.get_variable_scope()
+  return tf.variable_scope(scope, reuse=reuse, custom_getter=getter)
