@@ -11,6 +11,7 @@ from finetuning_runs import maker, run
 
 from checkpoints import metrics
 from config import stages
+from finetuning import classification
 from gradients import spikes
 
 KEPT = dict(
@@ -161,10 +162,14 @@ def test_a_fine_tuning_ends_with_the_best_average(tmp_path, letters):
   best = max(logged, key=lambda results: results["accuracy"])
   assert logged[-1]["accuracy"] < best["accuracy"]  # or it tests nothing
   assert ended["global_step"] == best["global_step"]
+  predictions = tmp_path / "out" / classification.PREDICTIONS_FILE
+  predicted = predictions.read_text()
+  predictions.unlink()
   again = make(
-    tmp_path / "out", do_train=False, do_eval=True,
+    tmp_path / "out", do_train=False, do_eval=True, do_predict=True,
     average_updates=4, evaluate_average=True,
   )  # fmt: skip
   alone = run(again)["evaluation"]
   assert alone["loss"] == pytest.approx(best["loss"], rel=1e-5)
   assert alone["evaluated_weights"] == "average"
+  assert predictions.read_text() == predicted
