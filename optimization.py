@@ -176,10 +176,11 @@ class TrainOps(NamedTuple):
   skipped: tf.Tensor  # whether the update was skipped
   # Deviations of the norm above recent ones', if it was skipped for that.
   spike: tf.Tensor
+  spikes_in_a_row: tf.Tensor  # float, up to this update
   skipped_updates: tf.Tensor  # int64, skipped so far, this one included
   nonfinite_variable: tf.Tensor  # index into `variables`, or -1
-  # float [variables], LAMB's factors of the learning rate, 0 if skipped; [0]
-  # for other optimizers.
+  # float [variables], factors of the learning rate, 0 if skipped; [0] of an
+  # optimizer that has none.
   trust_ratios: tf.Tensor
   # Communication that did not overlap with the backward pass, and waiting for
   # ranks that end it later (`Comm.seconds_between`). For a rank that begins an
@@ -313,6 +314,7 @@ def build_train_ops(
     trust_ratios=ratios,
     all_reduce_seconds=waiting,
     spike=verdict.spike,
+    spikes_in_a_row=verdict.spikes_in_a_row,
     variables=tf.trainable_variables(),
     **_to_host(
       sums=totals,
@@ -334,6 +336,7 @@ class Verdict(NamedTuple):
   norm: tf.Tensor  # of the averaged gradient
   finite: tf.Tensor
   spike: tf.Tensor  # see `TrainOps`
+  spikes_in_a_row: tf.Tensor
   applies: tf.Tensor  # bool, to the weights
   skipped: tf.Tensor  # bool, the opposite
   counted: tf.Operation  # among recent norms
@@ -349,13 +352,14 @@ def _verdict(squares, unscale, kept, config, began: int) -> Verdict:
     with tf.device("/cpu:0"):  # a GPU has nothing to launch for it
       none = tf.constant(0.0)
     bad = tf.logical_not(finite)
-    return Verdict(squares, norm, finite, none, finite, bad, tf.no_op())
+    return Verdict(squares, norm, finite, none, none, finite, bad, tf.no_op())
   guard = spikes.SpikeGuard(config.spike_deviations, began)
   spike = tf.where(finite, guard.height(norm), tf.zeros([]))
   applies = finite & tf.equal(spike, 0.0)
   bad = tf.logical_not(applies)
-  counted = guard.update_op(norm, applies)
-  return Verdict(squares, norm, finite, spike, applies, bad, counted)
+  row = guard.in_a_row(spike, applies)
+  counted = guard.update_op(norm, applies, row)
+  return Verdict(squares, norm, finite, spike, row, applies, bad, counted)
 
 
 def _clip(grad_norm, config: OptimizerConfig):

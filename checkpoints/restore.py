@@ -23,6 +23,10 @@ from gradients import averages, sharded_variables
 from model import growth
 from model.tasks import LABELLED, MASKED_LM
 
+# Counters of a training's place in its data and schedule.
+_PLACE = re.compile(
+  r"global_step|skipped_updates|training_state/.*|spike_guard/in_a_row"
+)
 _OF_ENCODER = re.compile("bert/(?!pooler/)")
 # A session prepares each set of variables; all in one set would need memory for
 # the whole checkpoint.
@@ -279,16 +283,37 @@ class Restore:
 
   def weights(self, session: tf.Session, step: int) -> None:
     """Gives all ranks the weights of update `step`'s checkpoint."""
-    source, names = None, set()
-    if self._comm.is_root:
-      self._files.wait()
-      self._files.check(step)
-      source = Checkpoint(self._files.prefix(step))
-      names = _names(tf.trainable_variables())
-      for each in self._averages:
-        names |= _names(each.variables)
+    source = self._saved(step)
+    names = _names(tf.trainable_variables()) if source else set()
+    for each in self._averages if source else ():
+      names |= _names(each.variables)
     self._load_trained(session, source, names)
     session.run(self._broadcast)
+
+  def rewind(self, session: tf.Session, step: int) -> None:
+    """Gives all ranks the state of `step`'s checkpoint, without its place.
+
+    So a training goes on with the records that follow, at the rate of now.
+    """
+    source = self._saved(step)
+    session.run([variable.initializer for variable in self._summed])
+    names, absent = set[str](), set[str]()
+    for name in source.shapes if source else ():
+      if not _PLACE.fullmatch(name):
+        names.add(name)
+    if source:
+      absent = self._variables.shapes.keys() - names
+    self._load_whole(session, source, names)
+    self._load_sharded(session, source, self._variables.parts.keys() - absent)
+    session.run(self._broadcast)
+
+  def _saved(self, step: int) -> Checkpoint | None:
+    """Update `step`'s checkpoint, on rank 0."""
+    if not self._comm.is_root:
+      return None
+    self._files.wait()
+    self._files.check(step)
+    return Checkpoint(self._files.prefix(step))
 
   def _load_trained(
     self, session, source: Checkpoint | dict | None, names

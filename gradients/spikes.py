@@ -22,7 +22,9 @@ class SpikeGuard:
     """`deviations` above the mean make a spike."""
     self._limit = deviations
     self._recent = moments.state("spike_guard/recent", [3])
-    tf.add_to_collection(OPTIONAL_VARIABLES, self._recent)
+    self._row = moments.state("spike_guard/in_a_row")
+    for variable in (self._recent, self._row):
+      tf.add_to_collection(OPTIONAL_VARIABLES, variable)
     step = tf.convert_to_tensor(tf.train.get_or_create_global_step())
     state = tf.convert_to_tensor(self._recent)
     state = tf.where(tf.equal(step, began), tf.zeros([3]), state)
@@ -35,8 +37,16 @@ class SpikeGuard:
     is_spike = (self._count >= _RECENT) & (height > self._limit)
     return tf.where(is_spike, height, tf.zeros_like(height))
 
-  def update_op(self, norm: tf.Tensor, applied: tf.Tensor) -> tf.Operation:
-    """Counts the norm of an update that was `applied`."""
+  def in_a_row(self, height: tf.Tensor, applied: tf.Tensor) -> tf.Tensor:
+    """float: spikes since an update was `applied`, one of `height` included."""
+    row = tf.convert_to_tensor(self._row)
+    row = tf.where(height > 0.0, row + 1.0, row)
+    return tf.where(applied, tf.zeros_like(row), row)
+
+  def update_op(
+    self, norm: tf.Tensor, applied: tf.Tensor, in_a_row: tf.Tensor
+  ) -> tf.Operation:
+    """Counts the norm of an update that was `applied`, and spikes in a row."""
     count = tf.minimum(self._count + 1.0, float(_RECENT))
     change = _log(norm) - self._mean
     mean = self._mean + change / count
@@ -44,7 +54,10 @@ class SpikeGuard:
     old = tf.stack([self._mean, self._variance, self._count])
     new = tf.stack([mean, variance, count])
     new = tf.where(applied, new, old)
-    return self._recent.assign(new, read_value=False)
+    return tf.group(
+      self._recent.assign(new, read_value=False),
+      self._row.assign(in_a_row, read_value=False),
+    )
 
 
 def _log(norm) -> tf.Tensor:

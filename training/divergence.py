@@ -2,8 +2,10 @@
 
 Updates whose gradients are not finite are skipped, and a dynamic loss scale
 falls until they are finite. If it cannot fall, several in a row mean that the
-weights, a record or the learning rate are beyond repair. So do several spikes
-in a row, which are skipped, too.
+weights, a record or the learning rate are beyond repair.
+
+Spikes are skipped, too. After several in a row the run goes back to weights of
+before, and on with the records that follow. If spikes go on, it stops.
 """
 
 import json
@@ -49,26 +51,54 @@ class Guard:
 
   def check(self, step: int, update: dict) -> None:
     """Raises `DivergedError` on all ranks after `PATIENCE` bad in a row."""
-    task = self._run.task
-    is_spike = bool(update["spike"])
-    if is_spike and self._run.comm.is_root:
-      self._tell_spike(step, update)
+    if update["spike"]:  # it has changed no weights
+      self._after_spike(step, update)
+      return
     # While the loss scale can still fall the next update may be finite.
     failed = update["skipped"] or update["dropped_micro_batches"] > 0
-    may_fall = update["loss_scale"] > self._floor and not is_spike
-    if not failed or may_fall:
+    if not failed or update["loss_scale"] > self._floor:
       self._first, self.bad = {}, False
       return
-    # A spike has changed no weights.
-    self.bad = bool(update["skipped"] or self._first) and not is_spike
-    self._first = self._first or {
+    self.bad = bool(update["skipped"] or self._first)
+    self._first = self._first or self._bad_update(step, update)
+    self._last = update
+    if step - self._first["update"] + 1 >= PATIENCE:
+      self._raise(step)
+
+  def _bad_update(self, step: int, update: dict) -> dict:
+    """The facts that a report has of update `step`."""
+    task = self._run.task
+    return {
       "update": step,
       "samples_seen_before": task.plan.records_before(step - 1),
       "gradient_of": variable_named(update, task.ops.variables),
     }
-    self._last = update
-    if step - self._first["update"] + 1 >= PATIENCE:
+
+  def _after_spike(self, step: int, update: dict) -> None:
+    """Names a spike; goes back, or raises, after too many in a row."""
+    run = self._run
+    if run.comm.is_root:
+      self._tell_spike(step, update)
+    in_a_row = int(update["spikes_in_a_row"])
+    if in_a_row % PATIENCE:
+      return
+    first, to = step - in_a_row + 1, None
+    # Weights had gone bad before the norms showed it.
+    if in_a_row == PATIENCE and run.comm.is_root:
+      newest = run.checkpointer.files.newest(before=first - PATIENCE)
+      to = checkpoint_files.step_of(newest) if newest else None
+    to = run.comm.from_root(to)
+    # At its border a stage may have another model.
+    if to is None or to <= run.task.plan.stage.first_update:
+      self._first, self._last = self._bad_update(first, update), update
       self._raise(step)
+    run.checkpointer.restore.rewind(run.session, to)
+    say(
+      run.comm,
+      f"update {step:,}: {in_a_row} gradients in a row were far above those "
+      f"before, so weights and moments are those of update {to:,} again; "
+      "training goes on with the records that follow",
+    )
 
   def end(self, step: int) -> int:
     """The update to resume from after a bad one; raises if it is the last."""

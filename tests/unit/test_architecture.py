@@ -181,8 +181,9 @@ def test_every_module_says_what_it_is():
 # never to what is counted. Embeddings, search and several labels were to take
 # 1,300 and took 3,100: the next change of size takes 1,800 away. More learning
 # for the time may add 900 (34,200 + 900 = 35,100), of which Muon and the guard
-# against spikes take 500, growth 230, averages 150. 29,100 is the aim.
-CEILING = 34_970
+# against spikes take 500, growth 230, averages 150, stable updates 150. 29,100
+# is the aim.
+CEILING = 35_100
 # Of these lines, those that only refuse something.
 GUARD_SHARE = 0.063
 # Lines that are comments: reasons, which no name can give.

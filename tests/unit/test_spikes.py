@@ -18,7 +18,9 @@ def judged(norms, deviations=6.0, began=0):
     norm = tf.placeholder(tf.float32, [])
     guard = spikes.SpikeGuard(deviations, began)
     height = guard.height(norm)
-    counted = guard.update_op(norm, tf.equal(height, 0.0))
+    applied = tf.equal(height, 0.0)
+    row = guard.in_a_row(height, applied)
+    counted = guard.update_op(norm, applied, row)
     step = tf.train.get_or_create_global_step()
     with tf.control_dependencies([counted, height]):
       advanced = step.assign_add(1)
@@ -74,15 +76,64 @@ def test_a_run_names_spikes_and_resumes(tiny_run, tmp_path, monkeypatch, capfd):
   assert line in capfd.readouterr().err
 
 
-def test_only_spikes_stop_a_run(tiny_run, tmp_path, monkeypatch):
-  """Ten in a row: the weights, or the level of norms, have changed for good."""
-  monkeypatch.setattr(spikes.SpikeGuard, "height", lambda _, norm: 7.0 * norm)
+@pytest.mark.parametrize("first, stops", [(1, 3), (9, 14)])
+def test_only_spikes_stop_a_run(tiny_run, tmp_path, monkeypatch, first, stops):
+  """At once without a checkpoint of before, else if going back did not help."""
+  spikes_at(monkeypatch, first, 20)
   with pytest.raises(divergence.DivergedError) as error:
     runs.pretrain(
-      tiny_run, tmp_path, num_train_steps=20,
+      tiny_run, tmp_path, num_train_steps=20, save_checkpoints_steps=4,
       optimizer={"spike_deviations": 6.0},
     )  # fmt: skip
-  message = str(error.value)
-  words = "update 10: gradients are far above those before for 10 updates"
+  message, count = str(error.value), stops - first + 1
+  words = f"update {stops}: gradients are far above those before for {count}"
   assert message.startswith(words)
   assert "--spike_deviations=0 trains on them" in message
+
+
+def spikes_at(monkeypatch, first, last):
+  """Makes updates `first` to `last` spikes, of which three are many."""
+
+  def height(_, norm):
+    made = tf.convert_to_tensor(tf.train.get_or_create_global_step())
+    return tf.where((made >= first - 1) & (made < last), norm, 0.0 * norm)
+
+  monkeypatch.setattr(spikes.SpikeGuard, "height", height)
+  monkeypatch.setattr(divergence, "PATIENCE", 3)
+
+
+def test_many_in_a_row_go_back_to_weights_of_before(
+  tiny_run, tmp_path, monkeypatch, capfd
+):
+  """Not to those that were saved just before; counters stay."""
+  spikes_at(monkeypatch, 9, 11)
+  settings = dict(
+    optimizer={"spike_deviations": 6.0, "bias_correction": True},
+    save_checkpoints_steps=4, num_warmup_steps=0,
+  )  # fmt: skip
+  runs.pretrain(tiny_run, tmp_path, num_train_steps=11, **settings)
+  line = "3 gradients in a row were far above those before, so weights and"
+  assert line in capfd.readouterr().err
+  before, after = (
+    runs.weights(tmp_path / f"model.ckpt-{step}") for step in (4, 11)
+  )
+  places = {"global_step": 11, "skipped_updates": 3, "spike_guard/in_a_row": 3}
+  for name, value in after.items():
+    if not name.startswith("training_state/"):
+      want = places.get(name, before[name])
+      np.testing.assert_array_equal(value, want, err_msg=name)
+  assert (
+    after["training_state/samples_seen"] > before["training_state/samples_seen"]
+  )
+
+
+@pytest.mark.parametrize("stop", [8, 10, 13])
+def test_it_goes_back_after_a_kill_as_without(
+  tiny_run, tmp_path, monkeypatch, stop
+):
+  spikes_at(monkeypatch, 9, 11)
+  whole, _ = resuming.compare(
+    tiny_run, tmp_path, [resuming.killed_after(stop)], num_train_steps=16,
+    save_checkpoints_steps=4, optimizer={"spike_deviations": 6.0},
+  )  # fmt: skip
+  assert sum(runs.metrics(whole, "skipped")) == 3
