@@ -33,9 +33,12 @@ OPTIMIZERS = {
     "gradients.adamw", "AdamWeightDecayOptimizer", _ADAM_SETTINGS
   ),
   "lamb": Optimizer(
-    "gradients.lamb",
+    "gradients.variable_rates",
     "LAMBOptimizer",
     (*_ADAM_SETTINGS, "min_trust_ratio", "max_trust_ratio"),
+  ),
+  "stable_adamw": Optimizer(
+    "gradients.variable_rates", "StableAdamWOptimizer", _ADAM_SETTINGS
   ),
   "muon": Optimizer(
     "gradients.muon",
@@ -84,7 +87,10 @@ class OptimizerConfig:
 
   # fmt: off
   optimizer: str = setting("adamw",
-    "Optimizer that turns gradients into updates.", choices=OPTIMIZERS)
+    "Optimizer that turns gradients into updates. lamb: a rate for each "
+    "variable, for large batches. stable_adamw: AdamW with a lower rate where "
+    "gradients are above their second moment. muon: orthogonal updates of "
+    "hidden matrices, AdamW for the rest.", choices=OPTIMIZERS)
   weight_decay_rate: float = setting(WEIGHT_DECAY_RATE,
     "Share of each weight that an update takes away, times the learning rate "
     "(decoupled weight decay). Biases and layer norms are not decayed.",

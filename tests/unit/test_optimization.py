@@ -25,9 +25,10 @@ SHAPES = {
 
 
 def reference(weights, gradients, rates, decayed, rule, corrected):
-  """AdamW or LAMB in float64, as in arXiv:1711.05101 and arXiv:1904.00962.
+  """AdamW, LAMB or StableAdamW in float64.
 
-  The betas are float32's: 1 - float32(0.999) is 1.3e-5 off 0.001.
+  As in arXiv:1711.05101, arXiv:1904.00962 and arXiv:2304.13013. The betas are
+  float32's: 1 - float32(0.999) is 1.3e-5 off 0.001.
   """
   beta_1, beta_2 = float(np.float32(0.9)), float(np.float32(0.999))
   w = {k: v.astype(np.float64) for k, v in weights.items()}
@@ -46,13 +47,16 @@ def reference(weights, gradients, rates, decayed, rule, corrected):
       if rule == "lamb":
         norms = np.linalg.norm(w[k]), np.linalg.norm(update)
         ratio = min(max(norms[0] / norms[1], 0.01), 0.3) if all(norms) else 1.0
+      if rule == "stable_adamw":
+        rms = np.sqrt(np.mean(g**2 / np.maximum(v_hat, 1e-12)))
+        ratio = 1.0 / max(1.0, rms)
       w[k] = w[k] - rate * ratio * update
   return w, m, v
 
 
 @pytest.mark.parametrize("resource", [False, True])
 @pytest.mark.parametrize("corrected", [False, True])
-@pytest.mark.parametrize("rule", ["adamw", "lamb"])
+@pytest.mark.parametrize("rule", ["adamw", "lamb", "stable_adamw"])
 def test_equals_numpy_from_update_1(rule, corrected, resource):
   """After 1, 2 and 20 updates."""
   rng = np.random.default_rng(0)

@@ -146,6 +146,7 @@ def test_zero_and_resuming_follow_from_what_is_declared(
       {"optimizer": "adamw", "bias_correction": True}, marks=pytest.mark.slow
     ),
     {"optimizer": "lamb", "bias_correction": True},
+    {"optimizer": "stable_adamw", "bias_correction": True},
     {"optimizer": "muon"},
   ],
   ids=lambda o: "-".join(map(str, o.values())),
@@ -160,7 +161,7 @@ def test_equals_the_whole_update(tiny_run, tmp_path, optimizer, xla):
   runs.pretrain(tiny_run, whole, **settings)
   runs.pretrain(tiny_run, shared, **settings, **SHARED)
   np.testing.assert_allclose(runs.metrics(shared), runs.metrics(whole), 1e-6)
-  if optimizer["optimizer"] == "lamb":
+  if optimizer["optimizer"] in ("lamb", "stable_adamw"):
     for key in ("trust_ratio_min", "trust_ratio_max"):
       got, want = (runs.metrics(folder, key)[1:] for folder in (shared, whole))
       np.testing.assert_allclose(got, want, rtol=1e-4)
