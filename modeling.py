@@ -342,6 +342,19 @@ class Logits(NamedTuple):
       static |= {"first": self.first, "stack": self.slices.stack}
     return tf.unstack(kernel(self.matmul, self.bias, labels, **static))
 
+  def at(self, labels):
+    """float32 [n]: the logits of n int labels, with the bias."""
+    rows, columns = get_shape_list(self.matmul)
+    own = tf.cast(tf.reshape(labels, [-1]), tf.int32) - self.first
+    is_here = (own >= 0) & (own < self.bias.shape.as_list()[0])
+    own = tf.where(is_here, own, tf.zeros_like(own))
+    flat = tf.reshape(self.matmul, [-1, 1])
+    logits = kernels.gather_rows(flat, tf.range(rows) * columns + own)[:, 0]
+    logits = tf.cast(logits, tf.float32) + kernels.gather_rows(self.bias, own)
+    # The slice that has a label's class knows its logit.
+    here = tf.where(is_here, logits, tf.zeros_like(logits))
+    return self.slices.reduce_from_group(here)
+
 
 def next_sentence_logits(
   bert_config, input_tensor, policy=mixed_precision.FP32
@@ -434,6 +447,7 @@ class PretrainingSums(NamedTuple):
   tokens: tf.Tensor  # input tokens that are not padding
   next_sentence_loss: tf.Tensor | None = None  # None without that head
   next_sentence_correct: tf.Tensor | None = None
+  z_loss: tf.Tensor | None = None  # times its coefficient; None without one
 
   def by_name(self) -> dict:
     """Without those that are None."""
@@ -476,12 +490,15 @@ def weighted_sums(losses, correct, weights):
 
 def pretraining_model(
   batch, config, is_training, dropout_seed=None, policy=mixed_precision.FP32,
-  recompute=(), slices=WHOLE, next_sentence=True, sampling=None,
+  recompute=(), slices=WHOLE, next_sentence=True, sampling=None, z_loss=0.0,
 ):  # fmt: skip
   """The heads' sums; arguments as in `BertModel`, one batch for all slices.
 
   Without `next_sentence` the model has neither that head nor the pooler. With
-  a `Sampling` the masked LM's loss and what is correct are estimates.
+  a `Sampling` the masked LM's loss and what is correct are estimates. `z_loss`
+  is the coefficient of (log Z)^2 of each prediction, where Z is the sum of all
+  words' exponentials (Chowdhery et al. 2022, https://arxiv.org/abs/2204.02311,
+  section 5).
   """
   model = BertModel(
     config, is_training, batch.input_ids, batch.input_mask, batch.segment_ids,
@@ -500,12 +517,18 @@ def pretraining_model(
   losses, correct = logits.losses_and_correct(labels, policy)
   weights = tf.reshape(weights, [-1])
   masked_loss, right, weight = weighted_sums(losses, correct, weights)
+  of_z = None
+  if z_loss:
+    log_z = losses + logits.at(labels)
+    of_z = z_loss * tf.reduce_sum(weights * tf.square(log_z))
   tokens = tf.reduce_sum(tf.cast(batch.input_mask > 0, tf.float32), axis=1)
   tokens = tf.reduce_sum(tokens * batch.example_weights)
   exist = _example_weights(batch)
   if not next_sentence:
     examples = tf.reduce_sum(exist)
-    return PretrainingSums(masked_loss, right, weight, examples, tokens)
+    return PretrainingSums(
+      masked_loss, right, weight, examples, tokens, z_loss=of_z
+    )
   pooled = head_features(model.get_pooled_output(), config, policy)
   logits = next_sentence_logits(config, pooled, policy)
   labels = batch.next_sentence_labels
@@ -513,21 +536,24 @@ def pretraining_model(
   exist = tf.reshape(exist, [-1])
   loss, correct, examples = weighted_sums(losses, correct, exist)
   return PretrainingSums(
-    masked_loss, right, weight, examples, tokens, loss, correct
+    masked_loss, right, weight, examples, tokens, loss, correct, of_z
   )
 
 
 def pretraining_loss(sums: PretrainingSums, weights: tf.Tensor) -> tf.Tensor:
   """THE loss, float32 scalar: a micro-batch's share of the global batch's.
 
-  That is the mean over the global batch's masked tokens plus, with that head,
-  the mean over its sentence pairs. Shares add up over micro-batches and ranks.
-  `weights`, float32 [2], are the global batch's masked_lm_weight and examples.
+  That is the mean over the global batch's masked tokens, z-loss included, plus,
+  with that head, the mean over its sentence pairs. Shares add up over
+  micro-batches and ranks. `weights`, float32 [2], are the global batch's
+  masked_lm_weight and examples.
   """
   with tf.name_scope("loss"):
     # A batch without masked tokens has a loss of 0, not 0 / 0.
     masked_lm_weight, examples = tf.unstack(tf.maximum(weights, 1.0))
     loss = sums.masked_lm_loss / masked_lm_weight
+    if sums.z_loss is not None:
+      loss += sums.z_loss / masked_lm_weight
     if sums.next_sentence_loss is not None:
       loss += sums.next_sentence_loss / examples
     return loss

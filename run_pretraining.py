@@ -150,6 +150,7 @@ def training_step(
       slices=Slices(comm.tensor_parallel),
       next_sentence=shape.next_sentence,
       sampling=sampling,
+      z_loss=config.z_loss,
     )
     loss = modeling.pretraining_loss(sums, global_weights)
     scaled_loss = tf.multiply(loss, loss_scale.value, name="scaled_loss")
@@ -165,6 +166,10 @@ def training_step(
 def losses(sums: dict) -> dict:
   """Losses (nats) and accuracies from global sums; None without examples."""
   results: dict = {"loss": None}
+  if "z_loss" in sums:
+    results["z_loss"] = reporting.ratio(
+      sums["z_loss"], sums["masked_lm_weight"]
+    )
   weights = {"masked_lm": "masked_lm_weight", "next_sentence": "examples"}
   for head, weight in weights.items():
     if f"{head}_loss" not in sums:

@@ -410,6 +410,11 @@ class PretrainingConfig(RunConfig):
     "model with a large vocabulary trains up to twice as fast. Training's loss "
     "and accuracy are then estimates; evaluations use all tokens. 0: all.",
     low=0, excludes=("tensor_parallel",))
+  z_loss: float = _model(0.0,
+    "Factor of (log Z)^2, which training adds to the loss of each masked "
+    "token; Z is the sum of the exponentials of its logits. It keeps logits "
+    "small, and bf16 exact, at high learning rates; 1e-4 is usual. Losses are "
+    "reported without it. 0: none.", low=0)
   tensor_parallel: int = _ranks(1,
     "Consecutive ranks that hold one model together, each a slice of every "
     "layer. They count as one rank for batch sizes and steps. Checkpoints stay "

@@ -118,7 +118,7 @@ def test_pretraining_sums_equal_numpy_reference(variable_kind):
     sums = modeling.pretraining_model(tensors, tiny_config(), True)
     # Masked LM alone is the same, without what the other head needs.
     alone = modeling.pretraining_model(
-      tensors, tiny_config(), True, next_sentence=False
+      tensors, tiny_config(), True, next_sentence=False, z_loss=0.01
     )
   loss = modeling.pretraining_loss(alone, [alone.masked_lm_weight, 0.0])
   with tf.Session() as session:
@@ -138,8 +138,11 @@ def test_pretraining_sums_equal_numpy_reference(variable_kind):
   assert sums == pytest.approx(expected, rel=1e-5)
   for name in ("next_sentence_loss", "next_sentence_correct"):
     del expected[name]
+  z_loss = alone.pop("z_loss")
+  assert z_loss > 0.1
   assert alone == pytest.approx(expected, rel=1e-5)
-  assert loss == pytest.approx(alone["masked_lm_loss"] / 6, rel=1e-6)
+  total = alone["masked_lm_loss"] + z_loss
+  assert loss == pytest.approx(total / 6, rel=1e-6)
 
 
 def test_a_model_of_one_segment_type_takes_any_segment_ids():
@@ -149,7 +152,7 @@ def test_a_model_of_one_segment_type_takes_any_segment_ids():
   for segments in (batch.segment_ids, np.zeros_like(batch.segment_ids)):
     tensors = as_tensors(batch._replace(segment_ids=segments))
     with reusing():
-      sums.append(modeling.pretraining_model(tensors, config, False))
+      sums.append(modeling.pretraining_model(tensors, config, False).by_name())
   with tf.Session() as session:
     session.run(tf.global_variables_initializer())
     assert session.run(sums[0]) == session.run(sums[1])
@@ -207,7 +210,8 @@ def test_places_without_a_prediction_have_no_logits(mode, monkeypatch):
     with jit.mode(name), reusing():
       sums = modeling.pretraining_model(as_tensors(batch), tiny_config(), True)
       loss = modeling.pretraining_loss(sums, tf.constant([2.0, 3.0]))
-    results.append([*sums, *tf.gradients(loss, tf.trainable_variables())])
+    gradients = tf.gradients(loss, tf.trainable_variables())
+    results.append([*sums.by_name().values(), *gradients])
   with tf.Session() as session:
     randomise(session, np.random.default_rng(6))
     some, every, rows = session.run([*results, [x.matmul for x in logits]])

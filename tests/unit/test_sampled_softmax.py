@@ -67,10 +67,16 @@ def test_a_sample_of_all_words_but_one_is_the_softmax(mode):
   with jit.mode(mode):
     for logits in (SampledLogits(hidden, table, bias, sampling), full):
       losses, correct = logits.losses_and_correct(tf.constant(labels))
+      log_z = losses + logits.at(labels)
       gradients = tf.gradients(losses * weights, [hidden, table, bias])
-      results.append([losses, correct, *gradients])
+      gradients += tf.gradients(log_z**2, [hidden, table, bias])
+      results.append([losses, correct, log_z, *gradients])
+  log_z = tf.reduce_logsumexp(full.matmul + bias, axis=1)
+  wanted = [log_z, *tf.gradients(log_z**2, [hidden, table, bias])]
   with tf.Session() as session:
-    some, all_words = session.run(results)
+    some, all_words, wanted = session.run([*results, wanted])
+  for a, b in zip(wanted, [all_words[2], *all_words[-3:]], strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
   for a, b in zip(some, all_words, strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 

@@ -15,7 +15,7 @@ AVERAGED = dict(average_updates=2, evaluate_average=True)
 @pytest.mark.parametrize(
   "changes",
   [
-    dict(train_batch_size=12, initial_weights="informed"),
+    dict(train_batch_size=12, initial_weights="informed", z_loss=0.01),
     dict(optimizer={"optimizer": "muon"}, **AVERAGED),
     pytest.param(dict(xla="layers"), marks=pytest.mark.slow),
     pytest.param(dict(xla="layers", precision="bf16"), marks=pytest.mark.slow),
