@@ -1,6 +1,7 @@
 """The kinds of tokenizers: their table, and the flags that name their files."""
 
 import dataclasses
+import os
 from typing import Any, ClassVar
 
 from common.errors import DataError, UserError
@@ -61,6 +62,8 @@ def load_tokenizer(
   if len(named) != 1:
     raise DataError(f"name one vocabulary: give {VOCABULARY_FLAGS}")
   flag, path = named[0]
+  if os.path.isdir(path):
+    raise DataError(f"--{flag}={path} is a folder: {_files_in(path)}")
   encoder = BY_FLAG[flag](path, do_lower_case)
   if vocab_size is not None and encoder.vocab_size > vocab_size:
     raise DataError(
@@ -68,3 +71,15 @@ def load_tokenizer(
       f"vocab_size={vocab_size}: use the vocabulary that it was trained with"
     )
   return encoder
+
+
+def _files_in(folder: str) -> str:
+  """What to give instead of a folder: its files of a vocabulary."""
+  inside = []
+  for flag, name in VOCABULARIES.items():
+    path = os.path.join(folder, name)
+    if os.path.exists(path):
+      inside.append(f"--{flag}={path}")
+  if not inside:
+    return f"none of {', '.join(VOCABULARIES.values())} is in it"
+  return f"give {' or '.join(inside)}"
