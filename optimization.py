@@ -357,8 +357,7 @@ def _verdict(squares, unscale, kept, config, began: int) -> Verdict:
   spike = tf.where(finite, guard.height(norm), tf.zeros([]))
   applies = finite & tf.equal(spike, 0.0)
   bad = tf.logical_not(applies)
-  row = guard.in_a_row(spike, applies)
-  counted = guard.update_op(norm, applies, row)
+  counted, row = guard.count(norm, spike, applies)
   return Verdict(squares, norm, finite, spike, row, applies, bad, counted)
 
 

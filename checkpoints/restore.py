@@ -1,6 +1,7 @@
 """Where variables get their values: new, from a checkpoint, or from memory."""
 
 import dataclasses
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterable
@@ -281,39 +282,22 @@ class Restore:
     say(self._comm, f"the model grows by {how.method}: {how.changes()}")
     return growth.Grown(values, self._variables.shapes, how)
 
-  def weights(self, session: tf.Session, step: int) -> None:
-    """Gives all ranks the weights of update `step`'s checkpoint."""
-    source = self._saved(step)
-    names = _names(tf.trainable_variables()) if source else set()
-    for each in self._averages if source else ():
-      names |= _names(each.variables)
-    self._load_trained(session, source, names)
-    session.run(self._broadcast)
-
   def rewind(self, session: tf.Session, step: int) -> None:
     """Gives all ranks the state of `step`'s checkpoint, without its place.
 
     So a training goes on with the records that follow, at the rate of now.
     """
-    source = self._saved(step)
+    source, names, parts = None, set[str](), {*self._variables.parts}
     session.run([variable.initializer for variable in self._summed])
-    names, absent = set[str](), set[str]()
-    for name in source.shapes if source else ():
-      if not _PLACE.fullmatch(name):
-        names.add(name)
-    if source:
-      absent = self._variables.shapes.keys() - names
+    if self._comm.is_root:
+      self._files.wait()
+      self._files.check(step)
+      source = Checkpoint(self._files.prefix(step))
+      names = set(itertools.filterfalse(_PLACE.fullmatch, source.shapes))
+      parts -= self._variables.shapes.keys() - names
     self._load_whole(session, source, names)
-    self._load_sharded(session, source, self._variables.parts.keys() - absent)
+    self._load_sharded(session, source, parts)
     session.run(self._broadcast)
-
-  def _saved(self, step: int) -> Checkpoint | None:
-    """Update `step`'s checkpoint, on rank 0."""
-    if not self._comm.is_root:
-      return None
-    self._files.wait()
-    self._files.check(step)
-    return Checkpoint(self._files.prefix(step))
 
   def _load_trained(
     self, session, source: Checkpoint | dict | None, names

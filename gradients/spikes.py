@@ -37,16 +37,11 @@ class SpikeGuard:
     is_spike = (self._count >= _RECENT) & (height > self._limit)
     return tf.where(is_spike, height, tf.zeros_like(height))
 
-  def in_a_row(self, height: tf.Tensor, applied: tf.Tensor) -> tf.Tensor:
-    """float: spikes since an update was `applied`, one of `height` included."""
+  def count(self, norm, height, applied) -> tuple[tf.Operation, tf.Tensor]:
+    """Counts an update's norm, if it was `applied`; spikes in a row, float."""
     row = tf.convert_to_tensor(self._row)
     row = tf.where(height > 0.0, row + 1.0, row)
-    return tf.where(applied, tf.zeros_like(row), row)
-
-  def update_op(
-    self, norm: tf.Tensor, applied: tf.Tensor, in_a_row: tf.Tensor
-  ) -> tf.Operation:
-    """Counts the norm of an update that was `applied`, and spikes in a row."""
+    row = tf.where(applied, tf.zeros_like(row), row)
     count = tf.minimum(self._count + 1.0, float(_RECENT))
     change = _log(norm) - self._mean
     mean = self._mean + change / count
@@ -54,10 +49,8 @@ class SpikeGuard:
     old = tf.stack([self._mean, self._variance, self._count])
     new = tf.stack([mean, variance, count])
     new = tf.where(applied, new, old)
-    return tf.group(
-      self._recent.assign(new, read_value=False),
-      self._row.assign(in_a_row, read_value=False),
-    )
+    counted = [(self._recent, new), (self._row, row)]
+    return tf.group(*moments.assign_all(counted)), row
 
 
 def _log(norm) -> tf.Tensor:

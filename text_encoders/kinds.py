@@ -63,7 +63,11 @@ def load_tokenizer(
     raise DataError(f"name one vocabulary: give {VOCABULARY_FLAGS}")
   flag, path = named[0]
   if os.path.isdir(path):
-    raise DataError(f"--{flag}={path} is a folder: {_files_in(path)}")
+    inside = " or ".join(
+      f"--{flag}={os.path.join(path, name)}"
+      for flag, name in VOCABULARIES.items()
+    )
+    raise DataError(f"{path} is a folder: give the file in it, as {inside}")
   encoder = BY_FLAG[flag](path, do_lower_case)
   if vocab_size is not None and encoder.vocab_size > vocab_size:
     raise DataError(
@@ -71,15 +75,3 @@ def load_tokenizer(
       f"vocab_size={vocab_size}: use the vocabulary that it was trained with"
     )
   return encoder
-
-
-def _files_in(folder: str) -> str:
-  """What to give instead of a folder: its files of a vocabulary."""
-  inside = []
-  for flag, name in VOCABULARIES.items():
-    path = os.path.join(folder, name)
-    if os.path.exists(path):
-      inside.append(f"--{flag}={path}")
-  if not inside:
-    return f"none of {', '.join(VOCABULARIES.values())} is in it"
-  return f"give {' or '.join(inside)}"

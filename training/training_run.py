@@ -240,7 +240,7 @@ def _conclude(run: train_loop.Run, training: dict | None, step: int) -> tuple:
   if run.config.ends_with_best:
     best = run.comm.from_root(run.best_saved(step))
     if best not in (None, step):
-      run.checkpointer.restore.weights(session, best)
+      run.checkpointer.restore.rewind(session, best)
       say(run.comm, f"the best by evaluation is update {best:,}")
       step = best
     if evaluate:  # does nothing if that was evaluated before

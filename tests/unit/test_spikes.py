@@ -18,9 +18,7 @@ def judged(norms, deviations=6.0, began=0):
     norm = tf.placeholder(tf.float32, [])
     guard = spikes.SpikeGuard(deviations, began)
     height = guard.height(norm)
-    applied = tf.equal(height, 0.0)
-    row = guard.in_a_row(height, applied)
-    counted = guard.update_op(norm, applied, row)
+    counted, _ = guard.count(norm, height, tf.equal(height, 0.0))
     step = tf.train.get_or_create_global_step()
     with tf.control_dependencies([counted, height]):
       advanced = step.assign_add(1)
