@@ -32,14 +32,14 @@ from interop import run_settings
 
 flags.DEFINE_string("rates", "1", "Factors of --learning_rate.")
 flags.DEFINE_integer("seeds", 3, "Runs of each arm.")
-flags.DEFINE_integer("planted", 10, "Bad batches; each arm is without, too.")
+flags.DEFINE_string("planted", "0,10", "Numbers of bad batches.")
+flags.DEFINE_string("arms", "plain,guard,stable_adamw,all", "Of ARMS.")
 flags.DEFINE_float("unigram_entropy", 7.0, "Above this loss a run diverged.")
 FLAGS = flags.FLAGS
 
 # Settings of the optimizer by arm.
 ARMS = {
   "plain": {},
-  "no_clip": {"clip_norm": 0.0},
   "guard": {"spike_deviations": 6.0},
   "stable_adamw": {"optimizer": "stable_adamw"},
   "all": {"optimizer": "stable_adamw", "spike_deviations": 6.0},
@@ -108,14 +108,14 @@ def main(argv) -> None:
   )
   read, rows = input_pipeline.Source.read, input_pipeline.update_rows
   rates = [float(rate) for rate in FLAGS.rates.split(",")]
-  counts = sorted({0, FLAGS.planted})
+  counts = [int(count) for count in FLAGS.planted.split(",")]
   seeds = range(1, FLAGS.seeds + 1)
   for seed, rate, planted in itertools.product(seeds, rates, counts):
     # After the first 100 updates, which the guard does not judge.
     rng = np.random.default_rng(seed)
     places = rng.choice(np.arange(120, config.num_train_steps - 20), planted)
     plant(set(places.tolist()), read, rows)
-    for arm in ARMS:
+    for arm in FLAGS.arms.split(","):
       print(json.dumps(run(config, arm, rate, seed, planted)), flush=True)
 
 

@@ -284,7 +284,7 @@ def test_export_is_a_conversion(answers, tmp_path):
   (tmp_path / "theirs" / "config.json").write_text("{}")
   for change, words in (
     ({"input": (settings.output,)}, "exported already"),
-    ({"input": ("a", "b")}, "exports one checkpoint: write the mean"),
+    ({"input": ("a", "b")}, "exports one checkpoint's weights: write the mean"),
     ({"input": (str(tmp_path / "theirs"),)}, "holds no model"),
     ({"to": "tensorflow", "precision": "bf16"}, "are for --to=saved_model"),
   ):
