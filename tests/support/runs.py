@@ -109,6 +109,20 @@ def ended_after(update):
     yield
 
 
+def spikes_at(monkeypatch, first, last):
+  """Makes updates `first` to `last` spikes, of which three are many."""
+  from common.tensorflow_v1 import tf
+  from gradients import spikes
+  from training import divergence
+
+  def height(_, norm):
+    made = tf.convert_to_tensor(tf.train.get_or_create_global_step())
+    return tf.where((made >= first - 1) & (made < last), norm, 0.0 * norm)
+
+  monkeypatch.setattr(spikes.SpikeGuard, "height", height)
+  monkeypatch.setattr(divergence, "PATIENCE", 3)
+
+
 class Killed(BaseException):
   """Stands for SIGKILL in `killed_at`."""
 

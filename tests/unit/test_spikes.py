@@ -8,6 +8,7 @@ import resuming
 import runs
 
 from common.tensorflow_v1 import tf
+from config.exchange_config import AllreduceConfig
 from gradients import spikes
 from training import divergence
 
@@ -77,7 +78,7 @@ def test_a_run_names_spikes_and_resumes(tiny_run, tmp_path, monkeypatch, capfd):
 @pytest.mark.parametrize("first, stops", [(1, 3), (9, 14)])
 def test_only_spikes_stop_a_run(tiny_run, tmp_path, monkeypatch, first, stops):
   """At once without a checkpoint of before, else if going back did not help."""
-  spikes_at(monkeypatch, first, 20)
+  runs.spikes_at(monkeypatch, first, 20)
   with pytest.raises(divergence.DivergedError) as error:
     runs.pretrain(
       tiny_run, tmp_path, num_train_steps=20, save_checkpoints_steps=4,
@@ -89,25 +90,16 @@ def test_only_spikes_stop_a_run(tiny_run, tmp_path, monkeypatch, first, stops):
   assert "--spike_deviations=0 trains on them" in message
 
 
-def spikes_at(monkeypatch, first, last):
-  """Makes updates `first` to `last` spikes, of which three are many."""
-
-  def height(_, norm):
-    made = tf.convert_to_tensor(tf.train.get_or_create_global_step())
-    return tf.where((made >= first - 1) & (made < last), norm, 0.0 * norm)
-
-  monkeypatch.setattr(spikes.SpikeGuard, "height", height)
-  monkeypatch.setattr(divergence, "PATIENCE", 3)
-
-
+@pytest.mark.parametrize("zero", [0, 1])
 def test_many_in_a_row_go_back_to_weights_of_before(
-  tiny_run, tmp_path, monkeypatch, capfd
+  tiny_run, tmp_path, monkeypatch, capfd, zero
 ):
   """Not to those that were saved just before; counters stay."""
-  spikes_at(monkeypatch, 9, 11)
+  runs.spikes_at(monkeypatch, 9, 11)
   settings = dict(
     optimizer={"spike_deviations": 6.0, "bias_correction": True},
     save_checkpoints_steps=4, num_warmup_steps=0,
+    allreduce=AllreduceConfig(zero=zero),
   )  # fmt: skip
   runs.pretrain(tiny_run, tmp_path, num_train_steps=11, **settings)
   line = "3 gradients in a row were far above those before, so weights and"
@@ -129,7 +121,7 @@ def test_many_in_a_row_go_back_to_weights_of_before(
 def test_it_goes_back_after_a_kill_as_without(
   tiny_run, tmp_path, monkeypatch, stop
 ):
-  spikes_at(monkeypatch, 9, 11)
+  runs.spikes_at(monkeypatch, 9, 11)
   whole, _ = resuming.compare(
     tiny_run, tmp_path, [resuming.killed_after(stop)], num_train_steps=16,
     save_checkpoints_steps=4, optimizer={"spike_deviations": 6.0},

@@ -255,6 +255,26 @@ def test_the_time_is_rank_0s(comm, at_root, plain, tmp_path, monkeypatch):
     )
 
 
+@pytest.mark.parametrize("zero", [0, 1])
+def test_ranks_go_back_together(
+  comm, at_root, plain, tmp_path, monkeypatch, zero
+):
+  """After too many spikes, to the weights and moments that one rank takes."""
+  runs.spikes_at(monkeypatch, 9, 11)
+  changes = dict(
+    num_train_steps=14, save_checkpoints_steps=4,
+    optimizer={"spike_deviations": 6.0},
+  )  # fmt: skip
+  one = tmp_path / "one"
+  at_root(lambda: runs.pretrain(plain, one, **changes))
+  two = pretrain(
+    plain, tmp_path / "two", comm, train_batch_size=12,
+    allreduce=AllreduceConfig(zero=zero), **changes,
+  )  # fmt: skip
+  assert sum(runs.metrics(two, "skipped")) == 3
+  runs.assert_same_updates(two, one, 14)
+
+
 def test_ranks_that_disagree_are_named(comm):
   """As on hosts that were given different files or flags."""
   comm.check_equal("the seed", "1")
