@@ -33,6 +33,29 @@ def pretrain(tiny, folder, comm, **changes):
   return folder
 
 
+def compare_stages(
+  ranks, at_root, tiny, tmp_path, items, killed, changes=None, **settings
+):
+  """Stages of 7 updates on one rank; `ranks` make those after `killed` again.
+
+  `changes` are settings of theirs alone.
+  """
+  settings = dict(
+    num_warmup_steps=2, num_train_steps=PretrainingConfig.num_train_steps,
+    stages=tuple(stages.read_item(item, "a stage") for item in items),
+    save_checkpoints_steps=1, keep_checkpoints=9, **settings,
+  )  # fmt: skip
+  one, run = tmp_path / "one", tmp_path / "run"
+
+  def alone():
+    runs.pretrain(tiny, one, **settings)
+    resuming.go_back(one, run, killed)
+
+  at_root(alone)
+  pretrain(tiny, run, ranks, **settings, **(changes or {}))
+  runs.assert_same_updates(run, one, 7)
+
+
 @pytest.mark.parametrize(
   "micro_batch, changes",
   [
@@ -148,22 +171,10 @@ def test_stages_with_a_batch_that_grows(
     {"num_train_steps": 5, "global_batch_size": sizes},
     {"num_train_steps": 2, "global_batch_size": 24, "learning_rate": 2e-3},
   )
-  settings = dict(
-    objective="mlm", num_warmup_steps=2, train_batch_size=6,
-    num_train_steps=PretrainingConfig.num_train_steps,
-    stages=tuple(stages.read_item(item, "a stage") for item in items),
-    save_checkpoints_steps=1, keep_checkpoints=9,
+  compare_stages(
+    comm, at_root, tiny, tmp_path, items, killed, objective="mlm",
+    train_batch_size=6,
   )  # fmt: skip
-  one, run = tmp_path / "one", tmp_path / "run"
-
-  def alone():
-    runs.pretrain(tiny, one, **settings)
-    resuming.go_back(one, run, killed)
-
-  at_root(alone)
-  runs.pretrain(tiny, run, comm, **settings)
-  comm.gather(np.zeros(1))
-  runs.assert_same_updates(run, one, 7)
 
 
 @pytest.mark.parametrize(
@@ -179,23 +190,9 @@ def test_a_model_that_grows(comm, slices, at_root, plain, tmp_path, changes):
     {**small, "num_hidden_layers": 1, "num_train_steps": 3},
     {"num_train_steps": 4},
   )
-  settings = dict(
-    bert=BertConfig.from_dict({**keys, **large}), num_warmup_steps=2,
-    num_train_steps=PretrainingConfig.num_train_steps,
-    stages=tuple(stages.read_item(item, "a stage") for item in items),
-    save_checkpoints_steps=1, keep_checkpoints=9,
-  )  # fmt: skip
-  one, run = tmp_path / "one", tmp_path / "run"
-
-  def alone():
-    runs.pretrain(plain, one, **settings)
-    resuming.go_back(one, run, 3)
-
-  at_root(alone)
   ranks = slices if "tensor_parallel" in changes else comm
-  runs.pretrain(plain, run, ranks, **settings, **changes)
-  comm.gather(np.zeros(1))
-  runs.assert_same_updates(run, one, 7)
+  bert = BertConfig.from_dict({**keys, **large})
+  compare_stages(ranks, at_root, plain, tmp_path, items, 3, changes, bert=bert)
 
 
 def test_the_time_is_rank_0s(comm, at_root, plain, tmp_path, monkeypatch):
