@@ -301,13 +301,14 @@ def build_train_ops(
   # Clip by the norm of the averaged gradient, in the same pass as unscaling.
   factor = unscale * _clip(verdict.norm, config)
 
-  # Apply or skip, then count the update and move the loss scale.
+  # Apply or skip, then count the update and move the loss scale. A skipped
+  # update does not wait for its rate, which the count would change.
   applied, ratios = exchange.apply_or_skip(factor, pairs, verdict.applies)
-  with tf.control_dependencies([applied, local.reset_op]):
+  rate = tf.convert_to_tensor(exchange.optimizer.learning_rate, tf.float32)
+  with tf.control_dependencies([applied, local.reset_op, rate]):
     skips, counted = _count(verdict, counters)
     scaled = loss_scale.update_op(verdict.finite, dropped)
     update = tf.group(counted, scaled, exchange.after_update(verdict.applies))
-  rate = exchange.optimizer.learning_rate
   return TrainOps(
     accumulate=local.accumulate_op,
     update=update,
@@ -319,7 +320,7 @@ def build_train_ops(
     **_to_host(
       sums=totals,
       grad_norm=verdict.norm,
-      learning_rate=tf.convert_to_tensor(rate, tf.float32),
+      learning_rate=rate,
       loss_scale=loss_scale.value,
       dropped_micro_batches=dropped,
       skipped=verdict.skipped,

@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import time
 
 import numpy as np
 import pytest
@@ -311,6 +312,24 @@ def test_an_update_without_a_finite_gradient_is_skipped(micro_batches):
   variables = linear_problem(micro_batches).ops.variables
   assert variables[skipped["nonfinite_variable"]].op.name == "w"
   assert after["nonfinite_variable"] == -1
+
+
+def test_a_skipped_update_tells_the_rate_of_its_own_step():
+  """However late the step is read."""
+  with tf.Graph().as_default(), tf.Session() as session:
+    tf.enable_resource_variables()
+    w = tf.get_variable("w", initializer=tf.constant([1.0, 2.0]))
+    global_step = tf.train.get_or_create_global_step()
+    late = tf.numpy_function(lambda: time.sleep(0.2) or 0.0, [], tf.double)
+    with tf.control_dependencies([late]):
+      rate = 0.1 * tf.cast(global_step.read_value(), tf.float32)
+    loss = tf.reduce_sum(w) * np.nan
+    ops = update_ops(loss, {"loss": loss}, OptimizerConfig().make(rate))
+    start(session)
+    updates = [session.run(ops.fetches()) for _ in range(3)]
+  assert all(update["skipped"] for update in updates)
+  rates = [update["learning_rate"] for update in updates]
+  np.testing.assert_allclose(rates, [0.0, 0.1, 0.2], rtol=1e-6)
 
 
 def test_loss_scale_changes_nothing_but_the_range():
