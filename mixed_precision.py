@@ -150,8 +150,9 @@ class DynamicLossScale:
 LossScale = StaticLossScale | DynamicLossScale
 
 
-def make_loss_scale(config: LossScaleConfig, uses_fp16: bool) -> LossScale:
-  """A dynamic loss scale for float16 gradients, unless it has a value."""
-  if uses_fp16 and not config.loss_scale:
-    return DynamicLossScale(config)
-  return StaticLossScale(config.loss_scale or 1.0)
+def make_loss_scale(config) -> LossScale:
+  """A dynamic loss scale for float16 gradients, unless a run's has a value."""
+  settings = config.loss_scale
+  if config.uses_fp16 and not settings.loss_scale:
+    return DynamicLossScale(settings)
+  return StaticLossScale(settings.loss_scale or 1.0)

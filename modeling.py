@@ -431,8 +431,8 @@ def count_examples(batch):
   return tf.reduce_sum(_example_weights(batch), axis=1)
 
 
-def _without_none(sums) -> dict:
-  """Name -> value, without those that are None."""
+def by_name(sums) -> dict:
+  """A micro-batch's sums: name -> value, without those that are None."""
   values = sums._asdict().items()
   return {name: value for name, value in values if value is not None}
 
@@ -448,10 +448,6 @@ class PretrainingSums(NamedTuple):
   next_sentence_loss: tf.Tensor | None = None  # None without that head
   next_sentence_correct: tf.Tensor | None = None
   z_loss: tf.Tensor | None = None  # times its coefficient; None without one
-
-  def by_name(self) -> dict:
-    """Without those that are None."""
-    return _without_none(self)
 
 
 def _predictions(batch):
@@ -567,10 +563,6 @@ class FinetuningSums(NamedTuple):
   examples: tf.Tensor
   tokens: tf.Tensor  # input tokens that are not padding
   correct: tf.Tensor | None = None  # None if predictions are numbers
-
-  def by_name(self) -> dict:
-    """Without those that are None."""
-    return _without_none(self)
 
 
 def finetuning_sums(losses, correct, batch) -> FinetuningSums:

@@ -301,8 +301,7 @@ def build_train_ops(
   # Clip by the norm of the averaged gradient, in the same pass as unscaling.
   factor = unscale * _clip(verdict.norm, config)
 
-  # Apply or skip, then count the update and move the loss scale. A skipped
-  # update does not wait for its rate, which the count would change.
+  # A skipped update does not wait for its rate, which the count would change.
   applied, ratios = exchange.apply_or_skip(factor, pairs, verdict.applies)
   rate = tf.convert_to_tensor(exchange.optimizer.learning_rate, tf.float32)
   with tf.control_dependencies([applied, local.reset_op, rate]):

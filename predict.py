@@ -31,6 +31,7 @@ from common.settings import in_group, run_with, setting
 from corpus import text_files
 from finetuning.behaviour import Input
 from interop import embedding, model_source, predictions
+from model.tasks import POOLINGS
 
 _input, _output = in_group("Input"), in_group("Output")
 _AT_ONCE = 64  # inputs that are read before their predictions are shown
@@ -60,7 +61,7 @@ class PredictSettings:
   embedding: str | None = _output(None,
     "Show the text as a vector, whatever the model is for. mean: the mean of "
     "the last layer over all tokens. cls: the last layer at [CLS].",
-    choices=predictions.POOLINGS)
+    choices=POOLINGS)
   parts: model_source.Given = setting(
     model_source.NOTHING_GIVEN, group="Parts of the model")
   # fmt: on

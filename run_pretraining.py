@@ -127,9 +127,7 @@ def training_step(
   config, shape, micro, state, plan, comm, lap=None
 ) -> optimization.TrainOps:
   """From a `MicroBatch` to new weights: the algorithm. It advances `state`."""
-  loss_scale = mixed_precision.make_loss_scale(
-    config.loss_scale, config.uses_fp16
-  )
+  loss_scale = mixed_precision.make_loss_scale(config)
   dropout_seed = training_run.dropout_seed(config, plan, comm, micro)
   # All-reduced during the forward pass; the loss is a mean over all ranks.
   global_weights = comm.data_parallel.allreduce(
@@ -158,8 +156,9 @@ def training_step(
 
   gradients, sums = jit.compiled(forward_and_backward, ("step",))()
   # The last micro-batch of an update exchanges gradients and moves weights.
+  sums = modeling.by_name(sums)
   return optimization.train_ops(
-    config, plan, comm, gradients, sums.by_name(), loss_scale, state, micro, lap
+    config, plan, comm, gradients, sums, loss_scale, state, micro, lap
   )
 
 
@@ -223,8 +222,8 @@ def evaluator(config: PretrainingConfig, comm, training=None) -> Evaluator:
       policy=mixed_precision.policy_of(config),
       slices=Slices(comm.tensor_parallel),
       next_sentence=source.shape.next_sentence,
-    ).by_name()
-
+    )
+  sums = modeling.by_name(sums)
   vote = StopVote(comm, "evaluation_vote")
   batches = EvaluationBatches(sums, source, stream, vote, comm)
 

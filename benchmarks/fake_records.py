@@ -33,7 +33,8 @@ def write(
         for name in ("positions", "ids", "weights"):
           del features[f"masked_lm_{name}"]
         features["input_ids"][0] = first_number + index
-      writer.write(tf_example.encode_example(features))
+      rows = {name: values[None] for name, values in features.items()}
+      writer.write(*tf_example.encode_examples(rows))
   return writer.info
 
 

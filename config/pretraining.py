@@ -46,9 +46,9 @@ class RunConfig:
   """Settings of a run; fields are named like their flags."""
 
   kind: ClassVar[str]  # of the task, as run folders name it
-  ends_with_best: ClassVar[bool] = False  # evaluates the best weights last
+  # Evaluates the best weights last, and none before the first update.
+  ends_with_best: ClassVar[bool] = False
   do_predict = False  # a field of fine-tunings only
-  evaluates_untrained: ClassVar[bool] = True  # before the first update
   length_flag: ClassVar[str] = "--num_train_steps"  # how long to train
   unit: ClassVar[str] = "records"  # what batches are counted in
 

@@ -192,19 +192,14 @@ def cosent(groups: Groups, temperature: float, dims=()) -> Losses:
 
 def gather(groups: Groups, comm) -> Groups:
   """The groups of all ranks, [N x m, ...], in the order of ranks."""
-  count, parts, widths = groups.weights.shape[0], [], []
+  count, rows, gathered = groups.weights.shape[0], [], []
   # One all-gather: whole numbers travel as the bits of floats.
   for tensor in groups:
-    bits = tf.bitcast(tensor, tf.float32)
-    parts.append(tf.reshape(bits, [count, -1]))
-    widths.append(parts[-1].shape.as_list()[1])
-  everyone = comm.allgather(
-    tf.concat(parts, axis=1), name="vectors_of_all_ranks"
-  )
-  gathered = []
-  for like, part in zip(
-    groups, tf.split(everyone, widths, axis=1), strict=True
-  ):
+    rows.append(tf.reshape(tf.bitcast(tensor, tf.float32), [count, -1]))
+  sizes = [row.shape.as_list()[1] for row in rows]
+  everyone = comm.allgather(tf.concat(rows, axis=1), "vectors_of_all_ranks")
+  parts = tf.split(everyone, sizes, axis=1)
+  for like, part in zip(groups, parts, strict=True):
     shape = [comm.size * count, *like.shape[1:]]
     gathered.append(tf.reshape(tf.bitcast(part, like.dtype), shape))
   return Groups(*gathered)
@@ -234,7 +229,6 @@ def embed(
       tf.reshape(batch.input_mask, shape),
       dropout_seed=dropout_seed,
       examples_per_sequence=groups * texts,
-      with_pooler=False,
       positions=positions,
     )
   outputs = tf.cast(model.get_sequence_output(), tf.float32)
@@ -244,13 +238,6 @@ def embed(
   members = tf.one_hot(numbers - 1, groups * texts, axis=1)
   means = layers.means_of(members, tf.reshape(outputs, [*numbers.shape, width]))
   return tf.reshape(means, [records * groups, texts, width])
-
-
-class Pass(NamedTuple):
-  """What a forward pass of a micro-batch reads; all are tensors."""
-
-  batch: GroupBatch
-  number: tf.Tensor  # int32, as in a `MicroBatch`
 
 
 class Queue:
@@ -312,56 +299,54 @@ def training_step(
   task: FinetuningTask, config, micro, state, plan, comm
 ) -> optimization.TrainOps:
   """Builds an update; see `training_step` of run_pretraining.py."""
-  loss_scale = mixed_precision.make_loss_scale(
-    config.loss_scale, config.uses_fp16
-  )
+  loss_scale = mixed_precision.make_loss_scale(config)
   ranks, count = comm.data_parallel, plan.accumulation
-  one = Pass(micro.batch, micro.number)
 
-  def vectors_of(one: Pass):
+  def vectors_of(one):
     seed = training_run.dropout_seed(config, plan, comm, one)
     return embed(one.batch, task, True, seed)
 
-  def backward(one: Pass, vectors, own: Losses):
+  def backward(one, vectors, own: Losses):
     gradient = own.gradient * loss_scale.value
     gradients = tf.gradients(vectors, tf.trainable_variables(), gradient)
     return gradients, _sums(one.batch, own)
 
-  def ops(one: Pass, gradients, sums):
+  def ops(one, gradients, sums):
     return optimization.train_ops(
-      config, plan, comm, gradients, sums.by_name(), loss_scale, state, one
+      config, plan, comm, gradients, sums, loss_scale, state, one
     )
 
-  vectors = jit.compiled(lambda: vectors_of(one), ("step",))()
+  vectors = jit.compiled(lambda: vectors_of(micro), ("step",))()
   # Between a program's forward and backward pass nothing can be gathered.
   if count == 1 and config.xla != "step":
-    own = losses_of_rank(groups_of(one.batch, vectors), task, ranks)
-    return ops(one, *backward(one, vectors, own))
-  first = Queue((one, vectors), count)
+    own = losses_of_rank(groups_of(micro.batch, vectors), task, ranks)
+    return ops(micro, *backward(micro, vectors, own))
+  first = Queue((micro, vectors), count)
   passes, all_vectors = first.take_all()
   own = losses_of_rank(groups_of(passes.batch, all_vectors), task, ranks)
   by_pass = tf.nest.map_structure(
     lambda values: tf.reshape(values, [count, -1, *values.shape[1:]]), own
   )
-  second = Queue((one, tf.nest.map_structure(lambda v: v[0], by_pass)), count)
+  second = Queue((micro, tf.nest.map_structure(lambda v: v[0], by_pass)), count)
   again, own = second.take()
 
   def forward_and_backward():
     return backward(again, vectors_of(again), own)
 
-  gradients, sums = jit.compiled(forward_and_backward, ("step",))()
-  return ops(again, gradients, sums)._replace(
-    first_pass=first.put((one, vectors)),
+  both = jit.compiled(forward_and_backward, ("step",))()
+  return ops(again, *both)._replace(
+    first_pass=first.put((micro, vectors)),
     between=second.put_all((passes, by_pass)),
   )
 
 
-def _sums(batch: GroupBatch, own: Losses) -> modeling.FinetuningSums:
+def _sums(batch: GroupBatch, own: Losses) -> dict:
   shape = layers.get_shape_list(batch.weights)
   tokens = tf.reshape(batch.input_mask, [shape[0], -1])
   by_slot = {"correct": None}
   for name, values in own.by_group.items():
     by_slot[name] = tf.reshape(values, shape)
-  return modeling.finetuning_sums(
-    by_slot["loss"], by_slot["correct"], batch._replace(input_mask=tokens)
+  batch = batch._replace(input_mask=tokens)
+  return modeling.by_name(
+    modeling.finetuning_sums(by_slot["loss"], by_slot["correct"], batch)
   )

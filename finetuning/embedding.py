@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import io
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -102,11 +102,11 @@ class EmbedderConfig(FinetuningConfig):
 class Pair(NamedTuple):
   """A row of a table of pairs."""
 
-  line: int
   first: str
   second: str
-  negatives: list[str]
-  score: float
+  negatives: Sequence[str] = ()
+  score: float = 0.0
+  line: int = 0
 
 
 class Texts:
@@ -193,7 +193,7 @@ class Embedding(FinetuningTask):
       return Singles(path, texts, [], column, lines, config)
     if config.score_column and not is_beir(path):
       pairs = self._pairs(path)
-      names, firsts, seconds, _, scores = zip(*pairs, strict=True)
+      firsts, seconds, _, scores, names = zip(*pairs, strict=True)
       measure = functools.partial(measured_pairs, np.array(scores))
       return Singles(path, texts, firsts, seconds, names * 2, config, measure)
     if is_beir(path):
@@ -236,7 +236,7 @@ class Embedding(FinetuningTask):
       texts = self._column(path, rows, "score_column")
       scores = tables.numbers(path, rows, config.score_column, texts)
     lines = [row.line for row in rows]
-    columns = lines, firsts, seconds, self._negatives(path, rows), scores
+    columns = firsts, seconds, self._negatives(path, rows), scores, lines
     pairs, equal = [], []
     for pair in map(Pair, *columns):
       if pair.first != pair.second or config.simcse or config.score_column:
@@ -337,7 +337,7 @@ def measured_pairs(scores: np.ndarray, vectors: np.ndarray) -> dict[str, float]:
   return results
 
 
-def collection_of(pairs: list[Pair]) -> beir.Collection:
+def collection_of(pairs: Iterable[Pair]) -> beir.Collection:
   """Pairs as a search: each text's positives are to be found among all."""
   queries: dict[str, str] = {}  # text -> id, as documents
   documents: dict[str, str] = {}

@@ -132,9 +132,7 @@ def training_step(
   task: FinetuningTask, config: FinetuningConfig, micro, state, plan, comm
 ) -> optimization.TrainOps:
   """Builds an update; see `training_step` of run_pretraining.py."""
-  loss_scale = mixed_precision.make_loss_scale(
-    config.loss_scale, config.uses_fp16
-  )
+  loss_scale = mixed_precision.make_loss_scale(config)
   dropout_seed = training_run.dropout_seed(config, plan, comm, micro)
   weights = comm.data_parallel.allreduce(micro.weights, name="global_counts")
 
@@ -143,7 +141,7 @@ def training_step(
     head = task.head(batch, True, dropout_seed)
     sums = modeling.finetuning_sums(head.losses, head.correct, batch)
     loss = modeling.finetuning_loss(sums, weights[0]) * loss_scale.value
-    return tf.gradients(loss, tf.trainable_variables()), sums.by_name()
+    return tf.gradients(loss, tf.trainable_variables()), modeling.by_name(sums)
 
   gradients, sums = jit.compiled(forward_and_backward, ("step",))()
   return optimization.train_ops(

@@ -14,7 +14,7 @@ from config.bert_config import BertConfig
 from finetuning.packed import FinetuningBatch
 from finetuning.task import FinetuningTask
 from model import encoder, layers
-from model.tasks import Head
+from model.tasks import BY_KIND, Head
 
 
 class HeadOutput(NamedTuple):
@@ -85,6 +85,7 @@ def bert_model(
     scope="bert",
     policy=mixed_precision.policy_of(config),
     recompute=config.recompute if is_training else (),
+    with_pooler=BY_KIND[config.kind].reads_pooled,
     **parts,
   )
 

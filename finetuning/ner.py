@@ -116,9 +116,7 @@ class Ner(LabelledTask):
     from model import kernels, layers
 
     tf = later.tf
-    encoder = heads.encode(
-      batch, self, is_training, dropout_seed, with_pooler=False
-    )
+    encoder = heads.encode(batch, self, is_training, dropout_seed)
     matmul, bias, *_ = encoder.label_logits(tasks.TOKENS)
     targets, dtype = tf.reshape(batch.targets, [-1]), encoder.policy.losses
     both = kernels.cross_entropy(

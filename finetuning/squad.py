@@ -80,9 +80,7 @@ class Squad(FinetuningTask):
     from model import layers
 
     tf = later.tf
-    encoder = heads.encode(
-      batch, self, is_training, dropout_seed, with_pooler=False
-    )
+    encoder = heads.encode(batch, self, is_training, dropout_seed)
     features = encoder.features(tasks.QUESTIONS)
     logits = span_logits(features, encoder.bert, encoder.policy)
     # Tokens of other examples in the row, and padding, cannot be answers.

@@ -24,8 +24,7 @@ _vocabulary = in_group("Vocabulary")
 class FinetuningConfig(kinds.VocabularyFiles, RunConfig):
   """Settings of all fine-tuning; fields are named like their flags."""
 
-  ends_with_best: ClassVar[bool] = True
-  evaluates_untrained: ClassVar[bool] = False  # a random head says nothing
+  ends_with_best: ClassVar[bool] = True  # a random head says nothing
   length_flag: ClassVar[str] = "--num_train_epochs"
   unit: ClassVar[str] = "examples"
   format: ClassVar[str]  # of the files

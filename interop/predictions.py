@@ -13,9 +13,9 @@ from finetuning import task_file
 from finetuning.behaviour import INPUTS, Behaviour, Context, Input
 from interop.heads import BEHAVIOURS, ENCODER, MASKED_LM, NEXT_SENTENCE
 from interop.model_source import NOTHING_GIVEN, Given, Source, find
+from model.tasks import POOLINGS
 from text_encoders.base import MASK
 
-POOLINGS = ("mean", "cls")
 _LIKE_MASKS = re.compile(r"(?i:\[mask\]|<\|?mask\|?>)")
 _BATCH = 16  # sequences in one run of the graph
 

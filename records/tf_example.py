@@ -85,12 +85,6 @@ def encode_examples(features: Mapping[str, np.ndarray]) -> list[bytes]:
   return [_field_head(1, len(e)) + e for e in examples]
 
 
-def encode_example(features: Mapping[str, np.ndarray]) -> bytes:
-  """Serializes arrays [n] as one `tf.train.Example`; see `encode_examples`."""
-  rows = {name: np.asarray(values)[None] for name, values in features.items()}
-  return encode_examples(rows)[0]
-
-
 # Decoding ---------------------------------------------------------------------
 
 # tensorflow/core/example/{example,feature}.proto, but `feature` is not a map:

@@ -1,4 +1,4 @@
-"""What a ranking is worth: nDCG@10, MRR@10, recall@100 and MAP@100.
+"""What a ranking is worth: nDCG@10, MRR@10 and recall@100.
 
 Definitions, ties and cutoffs are trec_eval's, so that figures compare with
 BEIR's and MTEB's; tests hold them to pytrec_eval's numbers.
@@ -11,7 +11,7 @@ from retrieval.beir import Collection
 
 Results = dict[str, float]  # measure -> its mean over the queries
 
-NDCG, MRR, RECALL, MAP = "ndcg@10", "mrr@10", "recall@100", "map@100"
+NDCG, MRR, RECALL = "ndcg@10", "mrr@10", "recall@100"
 # Documents of a ranking that a measure looks at, and those to search for: the
 # query itself may be among them.
 DEPTH, SEARCHED = 100, 101
@@ -26,16 +26,13 @@ def of_query(ranked: list[str], judged: dict[str, int]) -> Results:
   relevant = gains > 0
   known = np.count_nonzero([*judged.values()])
   if not known:
-    return dict.fromkeys([NDCG, MRR, RECALL, MAP], 0.0)
+    return dict.fromkeys([NDCG, MRR, RECALL], 0.0)
   ranks = np.arange(1, DEPTH + 1)
   discount = 1 / np.log2(ranks[:10] + 1)
-  reciprocal = (relevant / ranks)[:10].max()
-  precision = np.cumsum(relevant) / ranks
   return {
     NDCG: float(gains[:10] @ discount / (ideal @ discount)),
-    MRR: float(reciprocal),
+    MRR: float((relevant / ranks)[:10].max()),
     RECALL: float(relevant.sum() / known),
-    MAP: float(precision[relevant].sum() / known),
   }
 
 
@@ -49,7 +46,7 @@ def evaluate(
   documents.
   """
   names, queries = [*collection.documents], collection.queries
-  sums = dict.fromkeys([NDCG, MRR, RECALL, MAP], 0.0)
+  sums = dict.fromkeys([NDCG, MRR, RECALL], 0.0)
   # trec_eval keeps scores as float32, so there are ties where it has them.
   scores = scores.astype(np.float32)
   for query, row, best in zip(queries, scores, numbers, strict=True):

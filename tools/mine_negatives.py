@@ -20,11 +20,13 @@ from common.console import tell
 from common.errors import UserError
 from common.settings import in_group, run_with, setting
 from corpus import tables
+from finetuning.embedding import Pair, collection_of
 from model.tasks import DOCUMENT, QUERY
 from retrieval import beir, nearest
 from retrieval.texts import is_beir
 from tools import embed
 
+_DEPTH = 100  # texts that are looked at, the most similar to an anchor
 _text, _mine = in_group("Text"), in_group("Negatives")
 
 
@@ -44,59 +46,28 @@ class MiningSettings(embed.ModelSettings):
     "File of judgments of a folder of BEIR's form: qrels/SPLIT.tsv.")
   num_negatives: int = _mine(5,
     "Number of negatives of each pair. A pair for which there are fewer keeps "
-    "these, and is left out if there is none.", low=1)
-  skip: int = _mine(0,
-    "Number of the most similar texts, positives not counted, that are no "
-    "negatives.", low=0)
-  depth: int = _mine(100,
-    "Number of the most similar texts that are looked at.", low=1)
+    "these, and is left out if there is none.", low=1, high=_DEPTH)
   relative_margin: float = _mine(0.05,
     "Share of the positive's similarity by which that of a negative must be "
     "lower.",
     low=0.0, high=1.0)
-  absolute_margin: float = _mine(0.0,
-    "Difference of cosines by which a negative must be less similar than the "
-    "positive.",
-    low=0.0, high=2.0)
   # fmt: on
 
 
-def _read_pairs(settings: MiningSettings) -> list[tuple[str, str]]:
-  """(anchor, positive) of each line or judgment; DataError for a bad one."""
+def _read(settings: MiningSettings) -> beir.Collection:
+  """The pairs as a search; DataError for a bad line."""
   if is_beir(settings.input):
-    collection, pairs = beir.read(settings.input, settings.split), []
-    for query, judged in collection.qrels.items():
-      for document, gain in judged.items():
-        text = collection.documents[document]
-        if gain and text:
-          pairs.append((collection.queries[query], text))
-    return pairs
-  rows = tables.read_table(settings.input)
-  columns = []
+    return beir.read(settings.input, settings.split)
+  rows, columns = tables.read_table(settings.input), []
   for flag in ("anchor_column", "positive_column"):
     words = getattr(settings, flag), f"--{flag}"
     columns.append(tables.column(settings.input, rows, *words, False))
-  return [*zip(*columns, strict=True)]
+  return collection_of(map(Pair, *columns))
 
 
 def key(text: str) -> str:
   """The same for texts that differ in case and spaces only."""
   return " ".join(text.casefold().split())
-
-
-def _candidates(settings: MiningSettings, pairs: list) -> dict[str, str]:
-  """{key: text} of what may be a negative, positives first, in order."""
-  candidates: dict[str, str] = {}
-  for _, positive in pairs:
-    candidates.setdefault(key(positive), positive)
-  source = settings.corpus
-  if not source and is_beir(settings.input):
-    source = settings.input
-  if source:
-    for _, text in settings.texts(source).read():
-      candidates.setdefault(key(text), text)
-  candidates.pop("", None)
-  return candidates
 
 
 def choose(
@@ -110,9 +81,7 @@ def choose(
   """
   # Of a similarity below 0 a share would be more than the whole.
   most = positive - settings.relative_margin * abs(positive)
-  most = min(most, positive - settings.absolute_margin)
   (others,) = np.nonzero(~np.isin(numbers, banned))
-  others = others[settings.skip :]
   others = others[scores[others] <= most]
   return numbers[others][: settings.num_negatives].tolist()
 
@@ -120,47 +89,50 @@ def choose(
 def mine(settings: MiningSettings, model: str) -> None:
   """Writes the pairs with their negatives."""
   input_files.check_not_written([settings.input], "--input", settings.output)
-  if settings.skip + settings.num_negatives > settings.depth:
-    raise UserError(
-      f"--depth={settings.depth}: fewer than --skip={settings.skip} and "
-      f"--num_negatives={settings.num_negatives} together"
-    )
-  pairs = [*dict.fromkeys(_read_pairs(settings))]
-  candidates = _candidates(settings, pairs)
+  collection = _read(settings)
+  texts = [*collection.documents.values()]
+  if settings.corpus:
+    texts += [text for _, text in settings.texts(settings.corpus).read()]
+  candidates: dict[str, str] = {}  # by key
+  for text in texts:
+    candidates.setdefault(key(text), text)
+  candidates.pop("", None)
   contents, numbers = [*candidates.values()], {}
   for number, normal in enumerate(candidates):
     numbers[normal] = number
-  # An anchor may have several positives, none of which is its negative.
-  positives: dict[str, list[str]] = {}
-  for anchor, positive in pairs:
-    positives.setdefault(anchor, []).append(positive)
-  anchors = [*positives]
-  embedder = settings.open(model)
-  queries = embed.vectors_of(embedder, anchors, len(anchors), QUERY)
+  anchors, embedder = collection.queries, settings.open(model)
+  queries = embed.vectors_of(embedder, anchors.values(), len(anchors), QUERY)
   documents = embed.vectors_of(embedder, contents, len(contents), DOCUMENT)
   if embedder.is_cosine:
     queries, documents = nearest.unit(queries), nearest.unit(documents)
-  best = nearest.top_k(queries, documents, settings.depth, cosine=False)
-  count, lines = 0, []
-  for row, (anchor, texts) in enumerate(positives.items()):
-    banned = [numbers.get(key(text), -1) for text in (anchor, *texts)]
-    for positive, number in zip(texts, banned[1:], strict=True):
+  best = nearest.top_k(queries, documents, _DEPTH, cosine=False)
+  count, without, lines = 0, 0, []
+  for row, (query, anchor) in enumerate(anchors.items()):
+    # An anchor may have several positives, none of which is its negative.
+    positives = []
+    for name, gain in collection.qrels[query].items():
+      if gain and collection.documents[name]:
+        positives.append(collection.documents[name])
+    banned = [numbers.get(key(text), -1) for text in (anchor, *positives)]
+    for positive, number in zip(positives, banned[1:], strict=True):
       similar = queries[row] @ documents[number]
       chosen = choose(settings, similar, banned, best[0][row], best[1][row])
-      if chosen:
-        count += len(chosen)
-        negatives = [contents[other] for other in chosen]
-        one = dict(anchor=anchor, positive=positive, negatives=negatives)
-        lines.append(json.dumps(one, ensure_ascii=False))
+      if not chosen:
+        without += 1
+        continue
+      count += len(chosen)
+      negatives = [contents[other] for other in chosen]
+      one = dict(anchor=anchor, positive=positive, negatives=negatives)
+      lines.append(json.dumps(one, ensure_ascii=False))
   if not lines:
     raise UserError(
-      f"{settings.input}: no pair has a negative within the margins: give "
-      "--corpus with more texts, or smaller margins"
+      f"{settings.input}: no pair has a negative within the margin: give "
+      "--corpus with more texts, or a smaller margin"
     )
   tables.write(settings.output, lines)
   tell(
     f"{settings.output}: {count:,} negatives of {len(lines):,} pairs; "
-    f"{len(pairs) - len(lines):,} pairs have none and are left out"
+    f"{without:,} pairs have none and are left out"
   )
 
 

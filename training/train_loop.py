@@ -275,7 +275,7 @@ class Evaluations:
     if step > self._first:
       return True
     if not step:
-      return run.config.evaluates_untrained
+      return not run.config.ends_with_best
     # Rank 0's files tell whether the update that a run resumes from lacks one.
     if run.comm.is_root:
       folder, records = run.config.output_dir, run.job.evaluate.records

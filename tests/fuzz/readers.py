@@ -28,7 +28,6 @@ from records import (
   record_files,
   record_report,
   record_shape,
-  tf_example,
 )
 from records.tfrecord import INDEX_SUFFIX, RecordSet, shard_writer, verify_file
 from tests.fuzz import damage
@@ -36,6 +35,7 @@ from tests.fuzz.damage import damaged, damaged_json
 from tests.support.samples import (
   NO_DROPOUT,
   TINY,
+  encode_example,
   feature_values,
   flag_values,
   parsed,
@@ -183,7 +183,7 @@ def odd_record(draw):
         del features[f"masked_lm_{name}"]
       features["is_continuation"] = rng.integers(0, 2, 16)
     two.append(features)
-  encoded, other = map(tf_example.encode_example, two)
+  encoded, other = map(encode_example, two)
   if draw(st.booleans()):
     return (e, vocab_size, dynamic), encoded, draw(damaged(encoded, other))
   name = draw(st.sampled_from(sorted(features)))
@@ -196,7 +196,7 @@ def odd_record(draw):
   values = draw(st.sampled_from([changed, values[1:], [], values[::-1]]))
   kind = float if any(type(v) is float for v in values) else int
   features[name] = np.array(values, kind)
-  return (e, vocab_size, dynamic), encoded, tf_example.encode_example(features)
+  return (e, vocab_size, dynamic), encoded, encode_example(features)
 
 
 @reader(2)

@@ -47,11 +47,17 @@ def fake_records(count, seed, s=32, p=5, vocab_size=100, examples_per_record=1):
   return [data_set.fake_features(rng, *sizes) for _ in range(count)]
 
 
+def encode_example(features):
+  """Arrays [n] as one `tf.train.Example`."""
+  rows = {name: np.asarray(values)[None] for name, values in features.items()}
+  return tf_example.encode_examples(rows)[0]
+
+
 def write_shard(path, made):
   """Writes records of these features; returns what a manifest says of them."""
   with tfrecord.shard_writer(str(path)) as writer:
     for features in made:
-      writer.write(tf_example.encode_example(features))
+      writer.write(encode_example(features))
   return writer.info
 
 

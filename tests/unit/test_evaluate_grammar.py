@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import runs
 import trained
-from samples import fake_records
+from samples import encode_example, fake_records
 
 from common.errors import DataError, UserError
 from gradients.distributed import Comm
 from interop import inference, minimal_pairs, model_source, pseudo_likelihood
 from interop.minimal_pairs import Pair
-from records import tf_example, tfrecord, unigrams
+from records import tfrecord, unigrams
 from text_encoders import kinds
 from tools import evaluate_grammar
 
@@ -285,7 +285,7 @@ def test_tokens_are_counted_as_they_were_before_masking(tmp_path):
           features["input_ids"] = ids
           for name in ("positions", "ids", "weights"):
             del features[f"masked_lm_{name}"]
-        writer.write(tf_example.encode_example(features))
+        writer.write(encode_example(features))
   want[[0, 7]] = 0
   for some in (paths, paths[::-1]):
     files = tfrecord.RecordSet(some)

@@ -130,7 +130,8 @@ def test_pretraining_sums_equal_numpy_reference(variable_kind):
     )
     batch.masked_lm_ids[0] = log_probs.argmax(axis=1)
     sums, alone, loss = session.run(
-      [sums.by_name(), alone.by_name(), loss], {ids: batch.masked_lm_ids}
+      [modeling.by_name(sums), modeling.by_name(alone), loss],
+      {ids: batch.masked_lm_ids},
     )
   expected = reference_numpy.pretraining_sums(weights, batch, 2, 2)
   assert expected["masked_lm_correct"] >= P
@@ -152,7 +153,8 @@ def test_a_model_of_one_segment_type_takes_any_segment_ids():
   for segments in (batch.segment_ids, np.zeros_like(batch.segment_ids)):
     tensors = as_tensors(batch._replace(segment_ids=segments))
     with reusing():
-      sums.append(modeling.pretraining_model(tensors, config, False).by_name())
+      made = modeling.pretraining_model(tensors, config, False)
+      sums.append(modeling.by_name(made))
   with tf.Session() as session:
     session.run(tf.global_variables_initializer())
     assert session.run(sums[0]) == session.run(sums[1])
@@ -211,7 +213,7 @@ def test_places_without_a_prediction_have_no_logits(mode, monkeypatch):
       sums = modeling.pretraining_model(as_tensors(batch), tiny_config(), True)
       loss = modeling.pretraining_loss(sums, tf.constant([2.0, 3.0]))
     gradients = tf.gradients(loss, tf.trainable_variables())
-    results.append([*sums.by_name().values(), *gradients])
+    results.append([*modeling.by_name(sums).values(), *gradients])
   with tf.Session() as session:
     randomise(session, np.random.default_rng(6))
     some, every, rows = session.run([*results, [x.matmul for x in logits]])
@@ -273,7 +275,7 @@ def test_packed_equals_unpacked(name, mode):
         gradients += tf.gradients(
           loss, tf.trainable_variables(), unconnected_gradients="zero"
         )
-      results.append([sums.by_name(), gradients])
+      results.append([modeling.by_name(sums), gradients])
     with tf.Session() as session:
       randomise(session, rng)
       (sums, gradients), (packed_sums, packed_gradients) = session.run(results)

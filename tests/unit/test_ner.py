@@ -202,7 +202,7 @@ def test_the_loss_is_the_mean_over_words(tmp_path, given):
     constants = packed.FinetuningBatch(*map(tf.constant, batch))
     with tf.variable_scope("", reuse=tf.AUTO_REUSE):
       head = made.head(constants, False)
-      model = heads.encode(constants, made, False, with_pooler=False).model
+      model = heads.encode(constants, made, False).model
     by_name = {v.op.name: v for v in tf.trainable_variables()}
     weights = [
       by_name[f"cls/tokens/output_{name}"] for name in ("weights", "bias")

@@ -7,12 +7,18 @@ import re
 
 import numpy as np
 import pytest
-from samples import listing, parsed, write_shard, write_vocabulary
+from samples import (
+  encode_example,
+  listing,
+  parsed,
+  write_shard,
+  write_vocabulary,
+)
 
 from common import errors, input_files
 from common.files import file_sha256
 from common.tensorflow_v1 import tf
-from records import data_set, record_report, tf_example, tfrecord
+from records import data_set, record_report, tfrecord
 from text_encoders import kinds
 from text_encoders.base import SPECIAL_TOKENS, TokenizerInfo
 from tools import inspect_records, train_tokenizer
@@ -408,7 +414,7 @@ def test_records_of_another_shape(tmp_path, change, words):
   with tfrecord.shard_writer(str(tmp_path / "a")) as writer:
     for values in (sound, sound | (change or {})):
       arrays = {n: np.array(v) for n, v in values.items() if v is not None}
-      encoded = tf_example.encode_example(arrays)
+      encoded = encode_example(arrays)
       writer.write(encoded if change or values is sound else b"\x0a")
   files = tfrecord.RecordSet([str(tmp_path / "a")])
   features = data_set.record_features(8, 3, 2, 9)

@@ -17,6 +17,7 @@ import trained
 from finetuning_runs import command_line
 from samples import (
   change_manifest,
+  encode_example,
   fake_records,
   feature_values,
   write_config,
@@ -49,7 +50,6 @@ from records import (
   record_files,
   record_order,
   record_shape,
-  tf_example,
   tfrecord,
 )
 from records.masking import MaskConfig
@@ -482,7 +482,7 @@ def test_packed_records_train_as_their_examples(tmp_path):
   examples = [e for r in found for e in examples_of(feature_values(r))]
   with tfrecord.shard_writer(f"{unpacked}/data.tfrecord") as writer:
     for example in examples:
-      writer.write(tf_example.encode_example(example))
+      writer.write(encode_example(example))
   config = write_config(tmp_path / "config.json")
   for folder, pattern, batch in (
     (packed, files, len(found)),

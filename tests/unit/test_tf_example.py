@@ -5,7 +5,7 @@ import pytest
 from google.protobuf import unknown_fields
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samples import feature_values
+from samples import encode_example, feature_values
 
 from common.errors import DataError
 from common.tensorflow_v1 import tf
@@ -31,7 +31,7 @@ def test_example_round_trip(features):
     name: np.array(v, np.float32 if v and type(v[0]) is float else np.int64)
     for name, v in features.items()
   }
-  record = tf_example.encode_example(arrays)
+  record = encode_example(arrays)
   assert feature_values(record) == features
   decoded = tf_example.decode_example(record)
   assert {name: v.tolist() for name, v in decoded.items()} == features
@@ -48,8 +48,7 @@ def test_rows_are_encoded_as_single_examples():
   }
   batch["ids"][2] = 1  # a row of short varints between long ones
   assert tf_example.encode_examples(batch) == [
-    tf_example.encode_example({k: v[i] for k, v in batch.items()})
-    for i in range(5)
+    encode_example({k: v[i] for k, v in batch.items()}) for i in range(5)
   ]
 
 
@@ -57,13 +56,13 @@ def test_bytes_are_those_of_tensorflow():
   # One feature: with several the order of a map is free.
   values, example = [0, 1, 127, 128, 16384, 30521, 2**40], tf.train.Example()
   example.features.feature["x" * 130].int64_list.value.extend(values)
-  encoded = tf_example.encode_example({"x" * 130: np.array(values)})
+  encoded = encode_example({"x" * 130: np.array(values)})
   assert encoded == example.SerializeToString()
 
 
 def test_unencodable_features():
   with pytest.raises(ValueError, match="negative value -1"):
-    tf_example.encode_example({"x": np.array([3, -1])})
+    encode_example({"x": np.array([3, -1])})
   with pytest.raises(ValueError):
     tf_example.encode_examples({"x": np.ones((2, 1)), "y": np.ones((3, 1))})
   features = {"x": tf_example.Feature(2, 5)}

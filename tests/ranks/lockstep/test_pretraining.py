@@ -294,8 +294,8 @@ def test_an_overflow_on_one_rank_is_one_decision(comm, capfd, micro_batches):
     w = tf.get_variable("w", initializer=tf.constant([1.0, 2.0]))
     half = tf.cast(w, tf.float16) * tf.cast(x, tf.float16)
     total = tf.reduce_sum(tf.cast(half, tf.float32))
-    scale = mixed_precision.make_loss_scale(
-      LossScaleConfig(initial_loss_scale=2.0**10), True
+    scale = mixed_precision.DynamicLossScale(
+      LossScaleConfig(initial_loss_scale=2.0**10)
     )
     config = OptimizerConfig()
     exchange = optimization.make_exchange(
