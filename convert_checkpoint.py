@@ -20,6 +20,7 @@ task.json.
 import dataclasses
 import filecmp
 import os
+from collections.abc import Sequence
 
 from checkpoints import checkpoint_weights, huggingface_folder, sentence_folder
 from common.console import indented
@@ -43,11 +44,6 @@ class ConversionSettings(model_source.Given):
   """What to convert; the names are the flags'."""
 
   # fmt: off
-  input: tuple[str, ...] = setting((),
-    "Models to convert, instead of naming them as arguments: a run folder "
-    "(its best checkpoint by evaluation, else the newest), a checkpoint's "
-    "name, for example OUTPUT_DIR/model.ckpt-1000, or a Hugging Face folder. "
-    "The mean of several checkpoints is taken.")
   output: str = setting(help=
     "New folder (TensorFlow Serving wants NAME/1, NAME/2, ...); with "
     "--to=tensorflow the prefix of a checkpoint, or a folder for "
@@ -72,16 +68,15 @@ class ConversionSettings(model_source.Given):
     "Languages of the training text, which that README.md names, as en,de.")
   # fmt: on
 
-  def __post_init__(self):
-    object.__setattr__(self, "input", tuple(filter(None, self.input)))
 
-
-def read_model(settings: ConversionSettings) -> Model:
+def read_model(settings: ConversionSettings, models: Sequence[str]) -> Model:
   """The model to convert, or the one with the mean of several's weights."""
-  sources = [model_source.find(path, settings) for path in settings.input]
+  sources = []
   # One checkpoint under two names would count twice.
   named: dict[str, str] = {}
-  for name, source in zip(settings.input, sources, strict=True):
+  for name in models:
+    source = model_source.find(name, settings)
+    sources.append(source)
     path = os.path.realpath(source.path)
     if path in named:
       raise UserError(
@@ -94,7 +89,7 @@ def read_model(settings: ConversionSettings) -> Model:
   mean = checkpoint_weights.read(paths, settings.average)
   first, *others = sources
   task = _task(first, mean.values)
-  for path, other in zip(settings.input[1:], others, strict=True):
+  for path, other in zip(models[1:], others, strict=True):
     differ = first.bert.differences(other.bert)
     differ += task_differences(task, _task(other, mean.values))
     files = first.vocabulary.values(), other.vocabulary.values()
@@ -103,7 +98,7 @@ def read_model(settings: ConversionSettings) -> Model:
         differ.append("the vocabulary")
     if differ:
       raise UserError(
-        f"{settings.input[0]} and {path} differ in {', '.join(differ)}: only "
+        f"{models[0]} and {path} differ in {', '.join(differ)}: only "
         "checkpoints of one model have a mean"
       )
   more, average = tuple(paths[1:]), settings.average
@@ -128,14 +123,14 @@ def _task(source: Source, values: dict) -> dict:
   return task
 
 
-def export(settings: ConversionSettings) -> list[str]:
+def export(settings: ConversionSettings, models: Sequence[str]) -> list[str]:
   """Writes a checkpoint as a SavedModel; returns lines for people."""
-  if len(settings.input) > 1 or settings.average:
+  if len(models) > 1 or settings.average:
     raise UserError(
       f"--to={SAVED_MODEL} exports one checkpoint's weights: write the mean or "
       f"the average with --to={TENSORFLOW} first"
     )
-  source = model_source.find(settings.input[0], settings)
+  source = model_source.find(models[0], settings)
   if source.is_export:
     raise UserError(f"{source.path}: exported already; name a checkpoint")
   from interop import inference  # it loads TensorFlow
@@ -160,11 +155,9 @@ def export(settings: ConversionSettings) -> list[str]:
 # The command ------------------------------------------------------------------
 
 
-def convert(settings: ConversionSettings) -> list[str]:
+def convert(settings: ConversionSettings, *models: str) -> list[str]:
   """Converts; returns lines for people: what was converted, and the files."""
-  if not settings.input:
-    raise UserError("nothing to convert is named: give a run folder")
-  folder = sentence_folder.encoder_of(settings.input[0])
+  folder = sentence_folder.encoder_of(models[0])
   from_huggingface = huggingface_folder.is_folder(folder)
   to = settings.to or (TENSORFLOW if from_huggingface else HUGGINGFACE)
   if to != HUGGINGFACE and (settings.license != "unknown" or settings.language):
@@ -172,10 +165,10 @@ def convert(settings: ConversionSettings) -> list[str]:
   if to != TENSORFLOW:
     expect_new(settings.output)
   if to == SAVED_MODEL:
-    return export(settings)
+    return export(settings, models)
   if settings.signatures or settings.precision != "fp32":
     raise UserError(f"--signatures and --precision are for --to={SAVED_MODEL}")
-  model = read_model(settings)
+  model = read_model(settings, models)
   # A vocabulary that does not fit is an error before anything is written.
   if model.source.vocabulary:
     model.source.tokenizer()
@@ -185,12 +178,10 @@ def convert(settings: ConversionSettings) -> list[str]:
     files = model_writing.write_folder(
       model, settings.output, settings.license, settings.language
     )
-  return report(model, settings, files)
+  return report(model, files)
 
 
-def report(
-  model: Model, settings: ConversionSettings, files: list[str]
-) -> list[str]:
+def report(model: Model, files: list[str]) -> list[str]:
   """What was converted, for people."""
   source, values = model.source, model.values
   counts = huggingface_weights.count_parts(values, source.bert, source.path)
@@ -209,8 +200,8 @@ def report(
   answers = model_source.assumed_answers(model.task, TASK_FILE)
   assumed = [*source.notes, *source.assumed_case, *answers]
   title = f"converted {source.path} ({source.chosen})"
-  if len(settings.input) > 1:
-    title = f"the mean of {len(settings.input)} checkpoints"
+  if model.others:
+    title = f"the mean of {1 + len(model.others)} checkpoints"
   if model.is_average:
     title += ", of each the average of weights"
   lines = [title, *indented(converted)]
@@ -226,15 +217,10 @@ def report(
   return [*lines, "written:", *indented(files)]
 
 
-def main(settings: ConversionSettings, *inputs: str) -> None:
-  """Converts what is named as words, or else by --input."""
-  if inputs and settings.input:
-    raise UserError(
-      f"{inputs[0]} and --input={settings.input[0]}: give one of the two"
-    )
-  settings = dataclasses.replace(settings, input=inputs or settings.input)
-  print("\n".join(convert(settings)))
+def main(settings: ConversionSettings, *models: str) -> None:
+  """Converts a model, or the mean of several."""
+  print("\n".join(convert(settings, *models)))
 
 
 if __name__ == "__main__":
-  run_with(ConversionSettings, main, arguments=-1)
+  run_with(ConversionSettings, main, arguments=None)

@@ -163,11 +163,11 @@ def in_a_line() -> Iterator[None]:
 def check_words(words: list[str], arguments: int | None) -> None:
   """Raises `UserError` for another number of words that are no flags.
 
-  `arguments`: how many there must be; None: at least one, -1: any number.
+  `arguments`: how many there must be; None: at least one.
   """
   if arguments is None and not words:
     raise UserError("no file or folder is named; see --help")
-  if arguments not in (None, -1, len(words)):
+  if arguments not in (None, len(words)):
     raise UserError(
       f"{len(words)} arguments that are not flags ({' '.join(words[:3])}), "
       f"expected {arguments}; is a glob unquoted? See --help"

@@ -74,9 +74,9 @@ def convert(model, output, **settings):
   """Converts; returns the report as one text."""
   models = (model,) if isinstance(model, (str, os.PathLike)) else model
   settings = convert_checkpoint.ConversionSettings(
-    input=tuple(map(str, models)), output=str(output), **settings
+    output=str(output), **settings
   )
-  return "\n".join(convert_checkpoint.convert(settings))
+  return "\n".join(convert_checkpoint.convert(settings, *map(str, models)))
 
 
 def refused(model, output, message, **settings):

@@ -43,11 +43,9 @@ from samples import (
 )
 from test_huggingface_types import EURO, MODERN
 
-import convert_checkpoint
 from checkpoints import checkpoint_files
 from common.errors import UserError
 from config.bert_config import BertConfig
-from convert_checkpoint import ConversionSettings
 from interop import model_source
 from interop.predictions import Input
 from model import weights
@@ -707,14 +705,6 @@ def test_nothing_is_overwritten(tmp_path, letters):
   (tmp_path / "empty").mkdir()
   convert(prefix, tmp_path / "empty")
   convert(prefix, tmp_path / "a" / "again", to="tensorflow")  # of one config
-
-
-def test_what_to_convert_is_named_once():
-  settings = ConversionSettings(input=("a",), output="b")
-  with pytest.raises(UserError, match="c and --input=a: give one"):
-    convert_checkpoint.main(settings, "c")
-  with pytest.raises(UserError, match="nothing to convert is named"):
-    convert_checkpoint.main(ConversionSettings(output="b"))
 
 
 @pytest.mark.parametrize(

@@ -271,23 +271,23 @@ def test_the_best_checkpoint_is_taken(tmp_path):
 def test_export_is_a_conversion(answers, tmp_path):
   """And says what it cannot export."""
   prefix, _, _ = answers["squad"]
-  given = dict(input=(os.path.dirname(prefix),), to="saved_model")
+  folder = os.path.dirname(prefix)
   settings = ConversionSettings(
-    **given, output=str(tmp_path / "1"), signatures=("span",)
+    to="saved_model", output=str(tmp_path / "1"), signatures=("span",)
   )
-  lines = convert_checkpoint.convert(settings)
+  lines = convert_checkpoint.convert(settings, folder)
   assert lines[0].endswith("bert_model.ckpt (the only one)")
   assert "serving_default is span" in lines
   assert not any(line.startswith("  encoder") for line in lines)
   assert model_source.find(settings.output).is_export
   (tmp_path / "theirs").mkdir()
   (tmp_path / "theirs" / "config.json").write_text("{}")
-  for change, words in (
-    ({"input": (settings.output,)}, "exported already"),
-    ({"input": ("a", "b")}, "exports one checkpoint's weights: write the mean"),
-    ({"input": (str(tmp_path / "theirs"),)}, "holds no model"),
-    ({"to": "tensorflow", "precision": "bf16"}, "are for --to=saved_model"),
+  other = dataclasses.replace(settings, output=str(tmp_path / "2"))
+  for models, to, words in (
+    ([settings.output], "saved_model", "exported already"),
+    (["a", "b"], "saved_model", "exports one checkpoint's weights: write the"),
+    ([str(tmp_path / "theirs")], "saved_model", "holds no model"),
+    ([folder], "tensorflow", "are for --to=saved_model"),
   ):
-    made = dataclasses.replace(settings, output=str(tmp_path / "2"), **change)
     with pytest.raises(UserError, match=words):
-      convert_checkpoint.convert(made)
+      convert_checkpoint.convert(dataclasses.replace(other, to=to), *models)

@@ -80,8 +80,8 @@ def make_tokenizer(inputs, folder):
 
 
 def convert(to, inputs, folder):
-  settings = dict(input=(f"{inputs[0]}/model",), output=f"{folder}/o", to=to)
-  convert_checkpoint.convert(convert_checkpoint.ConversionSettings(**settings))
+  settings = convert_checkpoint.ConversionSettings(output=f"{folder}/o", to=to)
+  convert_checkpoint.convert(settings, f"{inputs[0]}/model")
 
 
 def draw(form, inputs, folder):
