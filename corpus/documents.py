@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import operator
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -228,41 +229,42 @@ def _trimmed(lines: list[str]) -> list[str]:
 # Tables of text ---------------------------------------------------------------
 
 
-def _tsv_rows(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
-  """(line, cells) of each row that is not empty."""
+def tsv_rows(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
+  """(line, cells) of each row; an empty line has no cells."""
+  # The csv module would end a line at \r, and take quotes for marks.
   for line, text in enumerate(lines, 1):
-    if cells := input_files.tsv_cells(text):
-      yield line, cells
+    yield line, input_files.tsv_cells(text.replace("\0", ""))
 
 
-def _csv_rows(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
+def csv_rows(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
+  """As `tsv_rows`, by the first line of a row; csv.Error names it."""
   # The module's own limit of 128 KB is shorter than many documents.
   csv.field_size_limit(text_files.MAX_RECORD_BYTES)
   reader = csv.reader(lines, strict=True)
   start = 1
   try:
     for row in reader:
-      if row:
-        yield start, row
+      yield start, row
       start = reader.line_num + 1
   except csv.Error as e:
-    raise csv.Error(f"line {start}: no row of the table ({e})") from e
+    reason = str(e).split(" - ")[0]  # what follows is advice for programmers
+    raise csv.Error(f"line {start}: no row of the table ({reason})") from e
 
 
 def _table(piece: Piece, form: DocumentFormat) -> _Records:
-  rows = _tsv_rows if piece.format is Format.TSV else _csv_rows
+  rows = tsv_rows if piece.format is Format.TSV else csv_rows
   remedy = "write a tab or a line break in a cell as a space"
   if piece.format is Format.CSV:
     remedy = (
       'put cells with quotes, line breaks or commas in quotes, as "a ""b"" c"'
     )
-  all_rows = rows(text_files.table_lines(piece.path, form.text))
+  lines = text_files.table_lines(piece.path, form.text)
+  all_rows = filter(operator.itemgetter(1), rows(lines))  # not the empty ones
   try:
     _, header = next(all_rows, (1, []))
     _expect_column(header, piece, form)
-    if not text_files.field_of(piece, form.text):
-      all_rows = itertools.chain([(1, header)], all_rows)
-    for number, (line, row) in enumerate(all_rows):
+    first = [] if text_files.field_of(piece, form.text) else [(1, header)]
+    for number, (line, row) in enumerate(itertools.chain(first, all_rows)):
       if len(row) != len(header):
         raise csv.Error(
           f"line {line}: no row of the table ({len(row)} cells, but "

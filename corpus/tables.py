@@ -17,8 +17,6 @@ from corpus import documents
 _LEFT_OUT_AT_MOST = 0.01
 _EMPTY = "is empty"
 
-csv.field_size_limit(1 << 27)  # a document may be one field
-
 
 class Row(NamedTuple):
   """A line of a table."""
@@ -55,14 +53,14 @@ def read_table(
       elif form in (Format.JSON_LINES, Format.JSON):
         lines = [*_objects(f)]
       elif form is Format.CSV:
-        lines = [*_named(_csv(f), columns)]
+        lines = [*_named(documents.csv_rows(f), columns)]
       elif input_files.ending(path) in (".tsv", ".txt"):
-        lines = [*_named(_tsv(f), columns)]
+        lines = [*_named(documents.tsv_rows(f), columns)]
       else:
         raise ValueError(
           "no JSON lines, Parquet or Arrow, nor .tsv, .txt or .csv"
         )
-    except ValueError as e:
+    except (ValueError, csv.Error) as e:
       raise DataError(f"{path}: {e}") from e
   while lines and lines[-1][1] == _EMPTY:
     lines.pop()
@@ -99,23 +97,6 @@ def _named(lines: Iterator, columns: Sequence[str] | None) -> Iterator[_Line]:
       yield line, f"has {len(fields)} fields for {len(names)} columns"
     else:
       yield line, _EMPTY
-
-
-def _tsv(file) -> Iterator[tuple[int, list]]:
-  """(line, fields); an empty line has no fields."""
-  # The csv module would end a line at \r, and take quotes for marks.
-  for number, line in enumerate(file, 1):
-    yield number, input_files.tsv_cells(line.replace("\0", ""))
-
-
-def _csv(file) -> Iterator[tuple[int, list]]:
-  reader = csv.reader(file, strict=True)
-  try:
-    for fields in reader:
-      yield reader.line_num, fields
-  except csv.Error as e:
-    # After " - " comes advice for programmers.
-    raise ValueError(f"line {reader.line_num}: {str(e).split(' - ')[0]}") from e
 
 
 def _objects(file) -> Iterator[_Line]:
