@@ -35,6 +35,17 @@ class DataError(UserError):
   """Input that cannot be used."""
 
 
+@contextlib.contextmanager
+def needing(requirements: str, what: str) -> Iterator[None]:
+  """UserError if a package that the block imports for `what` is missing."""
+  try:
+    yield
+  except ImportError as e:
+    raise UserError(
+      f"{what}: {e}: pip install -r requirements/{requirements}.txt"
+    ) from e
+
+
 # What to do about what the system says; TensorFlow repeats its words.
 _RIGHTS = "name another file or folder, or change its permissions"
 _REMEDIES = {

@@ -208,12 +208,6 @@ def formats_of(paths: Iterable[str]) -> dict[str, Format]:
   return formats
 
 
-def tsv_cells(line: str) -> list[str]:
-  """The cells of a line of a .tsv file; an empty line has none."""
-  text = line.removesuffix("\n").removesuffix("\r")
-  return text.split("\t") if text else []
-
-
 def expand_patterns(patterns: str) -> list[str]:
   """Files of a comma-separated list of names and globs, sorted, once each.
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from common import input_files, json_files, stores
-from common.errors import DataError
+from common.errors import DataError, needing
 from common.input_files import Format
 from corpus import text_files
 from corpus.text_files import Piece, TextFormat
@@ -233,7 +233,8 @@ def tsv_rows(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
   """(line, cells) of each row; an empty line has no cells."""
   # The csv module would end a line at \r, and take quotes for marks.
   for line, text in enumerate(lines, 1):
-    yield line, input_files.tsv_cells(text.replace("\0", ""))
+    cells = text.replace("\0", "").removesuffix("\n").removesuffix("\r")
+    yield line, cells.split("\t") if cells else []
 
 
 def csv_rows(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
@@ -336,14 +337,9 @@ def _arrow_table(arrow: Any, path: str) -> tuple[Any, Iterator[_Group]]:
 
 @contextlib.contextmanager
 def _pyarrow(where: Callable[[], str]) -> Iterator[Any]:
-  """The library; DataError without it, and for its errors about a file."""
-  try:
+  """The library; DataError for its errors about a file."""
+  with needing("text", f"{where()}: only pyarrow reads it"):
     import pyarrow.parquet
-  except ImportError as e:
-    raise DataError(
-      f"{where()}: only pyarrow reads it, which is not here ({e}): install it "
-      "by pip install -r requirements/text.txt"
-    ) from e
   try:
     yield pyarrow
   except (pyarrow.ArrowException, OSError) as e:

@@ -264,13 +264,8 @@ def _language(document: _Document, code: str) -> float:
 
 @functools.cache
 def _language_model():
-  try:
+  with errors.needing("text", "the filter language"):
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
-  except ImportError as e:
-    raise errors.UserError(
-      "the filter language needs py3langid: pip install -r "
-      "requirements/text.txt"
-    ) from e
   return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
 
 

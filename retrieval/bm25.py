@@ -4,11 +4,10 @@ import logging
 
 import numpy as np
 
-from common.errors import UserError
+from common.errors import needing
 from retrieval import measures
 from retrieval.beir import Collection
 
-INSTALL = "install it by .venv/bin/pip install -r requirements/search.txt"
 # Chinese, Japanese and Korean put no spaces between words, so there a word is a
 # character.
 _NO_SPACES = "[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"
@@ -21,13 +20,9 @@ def search(collection: Collection) -> tuple[np.ndarray, np.ndarray]:
   English stop words are left out and endings cut off, as in Anserini's
   figures for BEIR. UserError without the library.
   """
-  try:
+  with needing("search", "BM25"):
     import bm25s
     import Stemmer
-  except ImportError as e:
-    raise UserError(
-      f"BM25 is of bm25s, which is not here ({e}): {INSTALL}"
-    ) from e
   logging.getLogger("bm25s").setLevel(logging.WARNING)
   stem = Stemmer.Stemmer("english")
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from common import input_files
 from common.console import Progress
-from common.errors import DataError, UserError
-from retrieval import bm25, nearest
+from common.errors import DataError, needing
+from retrieval import nearest
 
 _BLOCK = 65_536  # vectors that are added at once
 _PER_CENTRE = 40  # vectors that k-means reads for each list
@@ -49,10 +49,8 @@ def opened(
   `size` is their shape. DataError for the index of other vectors, UserError
   without the library.
   """
-  try:
+  with needing("search", "--index"):
     import faiss
-  except ImportError as e:
-    raise UserError(f"--index needs faiss ({e}): {bm25.INSTALL}") from e
   if not os.path.exists(path):
     index = _built(faiss, nearest.unit if cosine else np.asarray, vectors())
     faiss.write_index(index, f"{path}.tmp")
