@@ -10,13 +10,11 @@ before, and on with the records that follow. If spikes go on, it stops.
 
 import json
 import os
-import shlex
-import sys
 
 import numpy as np
 
 from checkpoints import checkpoint_files
-from common import json_files, processes
+from common import json_files
 from common.console import say, tell
 from common.errors import UserError
 
@@ -147,11 +145,12 @@ class Guard:
       step = checkpoint_files.step_of(newest) or 0
       if run.checkpointer.files.newest(before=step):
         start += " (delete its .json to go back further)"
+    how, flags = run.config.lower_rate(run.task.plan.stage)
     return (
       f"{reason}. Largest weight: {largest:.3g} in {name}. Its "
       f"{len(records)} records: {_named(records)} (all in {path}; `python -m "
       f"tools.inspect_records FILE` shows records). {start}; to resume from "
-      "there " + _lower_rate(run.config, run.task.plan.stage, run.comm)
+      f"there {how}: give the same command{' with '.join(['', *flags])}"
     )
 
   def _records(self, step: int) -> list[dict]:
@@ -202,18 +201,3 @@ def _named(records: list[dict]) -> str:
   if len(records) > _SHOWN:
     named.append("and so on")
   return ", ".join(named)
-
-
-def _lower_rate(config, stage, comm) -> str:
-  """How to resume with half the learning rate."""
-  how, flags = config.lower_rate(stage)
-  if comm.elastic or comm.size != comm.local_size:
-    # Which hosts there are, and who starts the ranks, is not known here.
-    return f"{how}: give the same command{' with '.join(['', *flags])}"
-  names = tuple(flag.partition("=")[0] + "=" for flag in flags)
-  command = [os.path.relpath(sys.executable)]
-  for argument in sys.argv:
-    if not (names and argument.startswith(names)):
-      command.append(argument)
-  command += flags
-  return f"{how}:\n  {shlex.join(processes.horovodrun(comm.size, command))}"
