@@ -66,11 +66,18 @@ class Model(NamedTuple):
     self.session.close()
 
 
-def open_model(source: Source, names: Sequence[str] = ()) -> Model:
-  """Opens an export, or a checkpoint with all its signatures or `names`."""
-  if source.is_export:
-    return open_export(source.path)
-  return open_checkpoint(source, names)
+def open_model(
+  source: Source, names: Sequence[str] = (), precision: str = "fp32"
+) -> Model:
+  """Opens an export, or a checkpoint as `open_checkpoint` does."""
+  if not source.is_export:
+    return open_checkpoint(source, names, precision)
+  if precision != "fp32":
+    raise UserError(
+      f"--precision={precision}: {source.path} is exported with its own: leave "
+      "the flag out"
+    )
+  return open_export(source.path)
 
 
 def open_export(folder: str) -> Model:

@@ -128,20 +128,6 @@ def count_unigrams(
   )
 
 
-def _open(source: model_source.Source, precision: str):
-  """The `inference.Model` of a source."""
-  from interop import inference  # it loads TensorFlow
-
-  if not source.is_export:
-    return inference.open_checkpoint(source, ["masked_lm"], precision)
-  if precision != Settings.precision:
-    raise UserError(
-      f"--precision={precision}: {source.path} is exported with its own: leave "
-      "the flag out"
-    )
-  return inference.open_export(source.path)
-
-
 def evaluate(settings: Settings, name: str, comm) -> None:
   """Scores the pairs by the model `name`; rank 0 prints and writes results."""
   pairs = minimal_pairs.read(settings.pairs, settings.sample)
@@ -164,12 +150,8 @@ def evaluate(settings: Settings, name: str, comm) -> None:
     f"{len(sentences)} sentences of SHA-256 {digest.hexdigest()}",
   )
   paradigms = len(minimal_pairs.by_paradigm(pairs))
-  say(
-    comm,
-    *source.lines(),
-    f"{len(pairs):,} pairs of {paradigms} paradigms: {len(sentences):,} "
-    "different sentences",
-  )
+  about = f"{len(pairs):,} pairs of {paradigms} paradigms"
+  say(comm, *source.lines(), f"{about}: {len(sentences):,} different sentences")
   trained = source.max_seq_length
   longer = sum(len(ids) + 2 > trained for ids in sentences)
   if longer:
@@ -178,11 +160,13 @@ def evaluate(settings: Settings, name: str, comm) -> None:
       f"{longer:,} sentences have more than the {trained} tokens of the "
       "model's training: positions at their end were not trained",
     )
-  from interop import pseudo_likelihood  # it loads TensorFlow
+  from interop import inference, pseudo_likelihood  # these load TensorFlow
 
-  with contextlib.closing(_open(source, settings.precision)) as model:
-    within_word = settings.score == _WITHIN_WORD
-    scorer = pseudo_likelihood.Scorer(model, encoder, within_word)
+  model = inference.open_model(source, ["masked_lm"], settings.precision)
+  with contextlib.closing(model):
+    scorer = pseudo_likelihood.Scorer(
+      model, encoder, within_word=settings.score == _WITHIN_WORD
+    )
     counts, baseline = count_unigrams(settings, source, encoder, comm)
     say(comm, baseline)
     scores = scorer.score(sentences, comm)[numbers]
