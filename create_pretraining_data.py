@@ -25,7 +25,6 @@ def report(summary: creation.Summary) -> str:
   manifest = summary.manifest
   c, files, num_records = manifest.counts, manifest.files, manifest.num_records
   fill = c["real_tokens"] / (num_records * manifest.max_seq_length)
-  seconds = sum(summary.seconds.values())
   pairs, masked = "none: masked LM alone", "drawn in training"
   if manifest.has_pairs:
     pairs = record_report.next_sentences(c["random_next"], c["examples"])
@@ -44,8 +43,8 @@ def report(summary: creation.Summary) -> str:
     "random next": pairs,
     "masked tokens": masked,
     "fill": f"{fill:.1%} of tokens are not padding",
-    **{name: f"{value:.1f} s" for name, value in summary.seconds.items()},
-    "speed": f"{c['text_bytes'] / 1e6 / seconds:.2f} MB of text/s",
+    "time": f"{summary.seconds:.1f} s, "
+    f"{c['text_bytes'] / 1e6 / summary.seconds:.2f} MB of text/s",
     "files": f"{len(files)}, {files[0].name} ...",
     "manifest": summary.manifest_path,
   }

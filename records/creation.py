@@ -39,7 +39,7 @@ class Summary(NamedTuple):
 
   manifest: data_set.Manifest
   manifest_path: str
-  seconds: dict[str, float]  # by stage
+  seconds: float  # of this command
   kept: str  # what an earlier attempt had finished
 
 
@@ -70,18 +70,11 @@ def create(
     creation = _Creation(settings, work, paths, tokenizer)
     counts, kept_bytes = creation.tokenize(pieces)
     expect_unchanged(states)
-    tokenized = time.monotonic()
     results, kept_shards = creation.make_shards(counts)
     work.await_publishing()
-    publishing = time.monotonic()
     manifest = _manifest(settings, info, counts, results)
     creation.publish(manifest)
-    seconds = {
-      "tokenizing": tokenized - begin,
-      "making examples": publishing - tokenized,
-      "moving files": time.monotonic() - publishing,
-    }
-    kept = ""
+    seconds, kept = time.monotonic() - begin, ""
     if kept_bytes or kept_shards:
       kept = (
         f"{kept_bytes / 1e6:,.1f} MB of text tokenized and {kept_shards} of "
