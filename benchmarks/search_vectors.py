@@ -90,7 +90,7 @@ def main():
       index.opened, file, documents.shape, True, lambda: documents
     )
     result |= {"index_build_seconds": seconds, "index_build_peak_mb": peak}
-    (_, found), seconds, _ = timed(opened.search, asked, 10)
+    (_, found), seconds, _ = timed(index.search, opened, asked, 10)
     shared = [len({*a} & {*b}) / 10 for a, b in zip(exact, found, strict=True)]
     measuring.show(
       result

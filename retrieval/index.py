@@ -8,6 +8,7 @@ disk, of which the system keeps in memory what is read.
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -21,29 +22,25 @@ _PER_CENTRE = 40  # vectors that k-means reads for each list
 _LISTS_READ = 64  # for a query; more find more, and take longer
 
 
-class Index:
-  """An opened index."""
-
-  def __init__(self, index, cosine: bool):
-    self._index, self._cosine = index, cosine
-
-  def search(self, queries: np.ndarray, k: int):
-    """Similarities [q, k] and numbers, nearly always those of `top_k`."""
-    k = min(k, self._index.ntotal)
-    if self._cosine:
-      queries = nearest.unit(queries)
-    self._index.nprobe = _LISTS_READ
-    scores, numbers = self._index.search(queries, k)
-    # -1: the lists that were read hold fewer vectors than that.
-    while (numbers < 0).any() and self._index.nprobe < self._index.nlist:
-      self._index.nprobe *= 4
-      scores, numbers = self._index.search(queries, k)
-    return scores, numbers
+def search(
+  index, queries: np.ndarray, k: int, cosine: bool = True
+) -> tuple[np.ndarray, np.ndarray]:
+  """Similarities [q, k] and numbers, nearly always those of `nearest.top_k`."""
+  k = min(k, index.ntotal)
+  if cosine:
+    queries = nearest.unit(queries)
+  index.nprobe = _LISTS_READ
+  scores, numbers = index.search(queries, k)
+  # -1: the lists that were read hold fewer vectors than that.
+  while (numbers < 0).any() and index.nprobe < index.nlist:
+    index.nprobe *= 4
+    scores, numbers = index.search(queries, k)
+  return scores, numbers
 
 
 def opened(
   path: str, size: tuple[int, int], cosine: bool, vectors: Callable
-) -> Index:
+) -> Any:
   """The index of a file, which is made of `vectors()` if there is none.
 
   `size` is their shape. DataError for the index of other vectors, UserError
@@ -66,7 +63,7 @@ def opened(
       f"{path}: an index of vectors of the shape {shape}, but these have "
       f"{size}: remove the file, so that it is made again"
     )
-  return Index(index, cosine)
+  return index
 
 
 def _built(faiss, prepared: Callable, vectors: np.ndarray):

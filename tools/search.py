@@ -122,7 +122,8 @@ class Search:
 
     cosine = self._embedder.is_cosine
     if settings.index:
-      self._nearest = index.opened(settings.index, size, cosine, vectors).search
+      opened = index.opened(settings.index, size, cosine, vectors)
+      self._nearest = functools.partial(index.search, opened, cosine=cosine)
     else:
       self._nearest = functools.partial(
         nearest.top_k, documents=vectors(), cosine=cosine

@@ -204,7 +204,7 @@ def test_an_index_is_made_once_and_finds_the_nearest(tmp_path):
   found = []
   for make in (lambda: vectors, None):  # the second time it is there
     opened = index.opened(path, size, True, make)
-    found.append(opened.search(vectors[:50], 30))
+    found.append(index.search(opened, vectors[:50], 30))
   np.testing.assert_array_equal(found[0][1], found[1][1])
   exact, numbers = nearest.top_k(vectors[:50], vectors, 30)
   np.testing.assert_allclose(found[0][0][:, 0], exact[:, 0], atol=2e-3)
