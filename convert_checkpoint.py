@@ -169,9 +169,6 @@ def convert(settings: ConversionSettings, *models: str) -> list[str]:
   if settings.signatures or settings.precision != "fp32":
     raise UserError(f"--signatures and --precision are for --to={SAVED_MODEL}")
   model = read_model(settings, models)
-  # A vocabulary that does not fit is an error before anything is written.
-  if model.source.vocabulary:
-    model.source.tokenizer()
   if to == TENSORFLOW:
     files = model_writing.write_checkpoint(model, settings.output)
   else:

@@ -6,6 +6,7 @@ Names of the machine's files are left out: a card is for publishing.
 import json
 import os
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from checkpoints import checkpoint_files, description, metrics
 from checkpoints.description import Description
@@ -13,6 +14,9 @@ from common import files
 from config.optimizers import AVERAGE
 from finetuning.classification import DEFAULT_THRESHOLD
 from model.tasks import EMBEDDER, EMBEDDING, HEADS, MASKED_LM, SIDES
+
+if TYPE_CHECKING:
+  from interop.model_writing import Model
 
 CARD_FILE = "README.md"
 # What follows "For" in an architecture -> the Hub's name of what it does.
@@ -79,23 +83,15 @@ _NAMES = {
 
 
 def write(
-  path: str,
-  folder: str,
-  inputs: Sequence[str],
-  is_average: bool,
-  config: dict,
-  task: dict,
-  mask: str,
-  parameters: int,
-  licence: str,
-  languages: Sequence[str],
-) -> None:
+  path: str, folder: str, model: "Model", config: dict, mask: str,
+  licence: str, languages: Sequence[str],
+) -> None:  # fmt: skip
   """Writes a model's card: of its checkpoints, config.json and task.json.
 
-  `is_average`: its weights are the average that a training keeps. `mask` is its
-  tokenizer's name of [MASK].
+  `mask` is its tokenizer's name of [MASK].
   """
-  architecture = config["architectures"][0]
+  task, architecture = model.task, config["architectures"][0]
+  parameters = sum(value.size for value in model.values.values())
   _, _, use = architecture.partition("For")
   pipeline = _PIPELINES.get(use, "feature-extraction")
   library, usage = "transformers", _usage(pipeline, task, mask)
@@ -128,7 +124,7 @@ def write(
   if licence == "unknown":
     lines += ["", "The licence is not stated: set `license` above."]
   lines += ["", "## Use", "", usage, "", _TRAIN_ON]
-  lines += _tables(inputs, is_average)
+  lines += _tables([model.source.path, *model.others], model.is_average)
   card = "\n".join(lines) + "\n"
   files.write(path, card.encode(errors="backslashreplace"))
 

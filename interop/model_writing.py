@@ -133,10 +133,8 @@ def write_folder(
     json_files.write(os.path.join(aside, TASK_FILE), model.task_content)
     model_card.write(
       os.path.join(aside, model_card.CARD_FILE),
-      os.path.basename(os.path.abspath(folder)),
-      [source.path, *model.others], model.is_average, config, model.task,
-      encoder.special["mask"] if encoder else MASK,
-      sum(value.size for value in model.values.values()), licence, languages,
+      os.path.basename(os.path.abspath(folder)), model, config,
+      encoder.special["mask"] if encoder else MASK, licence, languages,
     )  # fmt: skip
     if encoder:
       for file, content in model.vocabulary.items():
