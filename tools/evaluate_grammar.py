@@ -150,8 +150,9 @@ def evaluate(settings: Settings, name: str, comm) -> None:
     f"{len(sentences)} sentences of SHA-256 {digest.hexdigest()}",
   )
   paradigms = len(minimal_pairs.by_paradigm(pairs))
-  about = f"{len(pairs):,} pairs of {paradigms} paradigms"
-  say(comm, *source.lines(), f"{about}: {len(sentences):,} different sentences")
+  line = f"{len(pairs):,} pairs of {paradigms} paradigms: "
+  line += f"{len(sentences):,} different sentences"
+  say(comm, *source.lines(), line)
   trained = source.max_seq_length
   longer = sum(len(ids) + 2 > trained for ids in sentences)
   if longer:
