@@ -6,7 +6,6 @@ Names of the machine's files are left out: a card is for publishing.
 import json
 import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from checkpoints import checkpoint_files, description, metrics
 from checkpoints.description import Description
@@ -14,9 +13,6 @@ from common import files
 from config.optimizers import AVERAGE
 from finetuning.classification import DEFAULT_THRESHOLD
 from model.tasks import EMBEDDER, EMBEDDING, HEADS, MASKED_LM, SIDES
-
-if TYPE_CHECKING:
-  from interop.model_writing import Model
 
 CARD_FILE = "README.md"
 # What follows "For" in an architecture -> the Hub's name of what it does.
@@ -83,12 +79,12 @@ _NAMES = {
 
 
 def write(
-  path: str, folder: str, model: "Model", config: dict, mask: str,
-  licence: str, languages: Sequence[str],
+  path: str, folder: str, model, config: dict, mask: str, licence: str,
+  languages: Sequence[str],
 ) -> None:  # fmt: skip
   """Writes a model's card: of its checkpoints, config.json and task.json.
 
-  `mask` is its tokenizer's name of [MASK].
+  `model` is a `model_writing.Model`, `mask` its tokenizer's name of [MASK].
   """
   task, architecture = model.task, config["architectures"][0]
   parameters = sum(value.size for value in model.values.values())
