@@ -38,7 +38,7 @@ from common.console import say
 from common.errors import DataError
 from common.tensorflow_v1 import tf
 from config import stages
-from gradients import averages, sharded_variables
+from gradients import averages
 from model import huggingface_types, initial_weights, model_flops
 from model.tasks import MASKED_LM
 from model.tensor_parallel import Slices
@@ -274,7 +274,7 @@ def pretrain_stage(
     evaluate: Evaluator | None = None
     if config.do_eval:
       evaluate = evaluator(config, comm, task and task.source)
-    job = train_loop.Job(
+    return train_loop.Job(
       best_by=metrics.BEST_BY,
       task=task,
       evaluate=evaluate,
@@ -288,8 +288,6 @@ def pretrain_stage(
         converts=not huggingface_types.lacks(config.bert, MASKED_LM, {}),
       ),
     )
-    sharded_variables.add_sliced(comm)
-    return job
 
   return training_run.run(config, comm, build, snapshot, signals)
 

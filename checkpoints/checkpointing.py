@@ -100,6 +100,7 @@ class Checkpointer:
     self._snapshot.files = self.files
     self._elastic = snapshot is not None
     self._keeps = comm.is_root or self._elastic
+    sharded_variables.add_sliced(comm)
     self.variables = SavedVariables(self._snapshot, self._keeps)
     self.restore = Restore(self.files, self.variables, comm, snapshot)
     self._add_up = sharded_variables.add_up(comm)

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from common.errors import UserError
 from common.settings import check, setting
 
 
@@ -30,3 +31,14 @@ class AllreduceConfig:
 
   def __post_init__(self):
     check(self)
+
+
+def models_of(ranks: int, slices: int) -> int:
+  """How many models ranks hold together by --tensor_parallel, `slices` each."""
+  models, left_over = divmod(ranks, slices)
+  if left_over:
+    raise UserError(
+      f"--tensor_parallel={slices}: {ranks} ranks are no multiple of it; start "
+      "as many (horovodrun -np), or fewer slices"
+    )
+  return models

@@ -148,6 +148,10 @@ class RunConfig:
     "memory. Empty: none.", choices=execution.RECOMPUTE)
   loss_scale: LossScaleConfig = _precision()
   allreduce: exchange_config.AllreduceConfig = _ranks()
+  tensor_parallel: int = _ranks(1,
+    "Consecutive ranks that hold one model together, each a slice of every "
+    "layer. They count as one rank for batch sizes and steps. Checkpoints stay "
+    "the same.", low=1, high=4096)
   commit_every_steps: int = _ranks(10,
     "Updates between two copies of the state in the memory of each rank, under "
     "horovodrun --min-np. When a rank is lost, the others resume from the last "
@@ -234,6 +238,27 @@ class RunConfig:
     if self.xla != "off":
       execution.check_gpus()
     self.loss_scale.check(self.uses_fp16)
+    if self.tensor_parallel > 1:
+      self._check_slices(f"--tensor_parallel={self.tensor_parallel}")
+
+  def _check_slices(self, flag: str) -> None:
+    for name in ("num_attention_heads", "key_value_heads", "intermediate_size"):
+      size = getattr(self.stage_bert, name)
+      if size % self.tensor_parallel:
+        raise UserError(
+          f"{flag}: the BERT config's {name}={size} is not a multiple of it"
+        )
+    needs: dict[str, Any] = {
+      "--xla=layers: ranks communicate in the forward pass, which "
+      f"--xla={self.xla} makes one program": self.xla != "step",
+      "no --powersgd_rank": not self.allreduce.powersgd_rank,
+    }
+    _check_needs(flag, needs)
+
+  @property
+  def stage_bert(self) -> BertConfig:
+    """The model that is trained now: `bert`, but for stages of other sizes."""
+    return self.bert
 
   @classmethod
   def read_flags(cls, flags) -> tuple[dict, dict, dict]:
@@ -415,10 +440,6 @@ class PretrainingConfig(RunConfig):
     "token; Z is the sum of the exponentials of its logits. It keeps logits "
     "small, and bf16 exact, at high learning rates; 1e-4 is usual. Losses are "
     "reported without it. 0: none.", low=0)
-  tensor_parallel: int = _ranks(1,
-    "Consecutive ranks that hold one model together, each a slice of every "
-    "layer. They count as one rank for batch sizes and steps. Checkpoints stay "
-    "the same.", low=1, high=4096)
   hidden_dropout_prob: float | None = _model(None,
     "Share of the numbers in embeddings and in layers' outputs that dropout "
     "zeroes in this training. 0 suits text that is seen a few times only. "
@@ -455,11 +476,9 @@ class PretrainingConfig(RunConfig):
         raise UserError(f"--{flag} needs --do_train")
     if self.stages:
       self._check_stages()
-    if self.tensor_parallel > 1:
-      self._check_tensor_parallel(f"--tensor_parallel={self.tensor_parallel}")
 
   @property
-  def stage_bert(self) -> BertConfig:
+  def stage_bert(self):
     """`bert` with the stage's keys; the run folder keeps `bert`."""
     item = {} if self.stage is None else (self.stages or ())[self.stage]
     return stages.model_of(self.bert, item)
@@ -507,23 +526,13 @@ class PretrainingConfig(RunConfig):
     _check_needs("--stages", needs)
     stages.check_models(self.bert, items)
 
-  def _check_tensor_parallel(self, flag: str) -> None:
-    for name in ("num_attention_heads", "key_value_heads", "intermediate_size"):
-      size = getattr(self.stage_bert, name)
-      if size % self.tensor_parallel:
-        raise UserError(
-          f"{flag}: the BERT config's {name}={size} is not a multiple of it"
-        )
+  def _check_slices(self, flag):
+    super()._check_slices(flag)
     # Ranks of one model read the clock at different times.
     moves = len(set(self.masks.masked_lm_prob or ())) > 1
-    needs: dict[str, Any] = {
-      "--xla=layers: ranks communicate in the forward pass, which "
-      f"--xla={self.xla} makes one program": self.xla != "step",
-      "no --powersgd_rank": not self.allreduce.powersgd_rank,
-      "the same masks in all slices: one --masked_lm_prob, or no "
-      "--max_train_minutes": not (self.max_train_minutes and moves),
-    }
-    _check_needs(flag, needs)
+    need = "the same masks in all slices: one --masked_lm_prob, or no"
+    is_met = not (self.max_train_minutes and moves)
+    _check_needs(flag, {f"{need} --max_train_minutes": is_met})
 
   @classmethod
   def in_files(cls, present):

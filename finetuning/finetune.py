@@ -20,6 +20,7 @@ from finetuning.task import FinetuningConfig, FinetuningTask
 from gradients import averages
 from model import huggingface_types, model_flops
 from model.tasks import BY_KIND
+from model.tensor_parallel import Slices
 from records import record_order
 from training import next_steps, reporting, train_loop, training_run
 from training.evaluation import EvaluationBatches, Evaluator, overlap_warning
@@ -29,10 +30,11 @@ from xla_patches import jit
 
 def finetune(task: FinetuningTask, comm, snapshot=None, signals=None) -> dict:
   """Trains, evaluates and predicts; see `training_run.run`."""
-  config = task.config
+  config, ranks = task.config, comm.data_parallel
+  task.slices = Slices(comm.tensor_parallel)
   sets = task.check()
   if config.do_train:
-    plan = task.training_set.plan(config, comm.size)
+    plan = task.training_set.plan(config, ranks.size)
     say(comm, *packed.rounding(plan))
     # --eval_every_epochs in updates.
     epochs = config.eval_every_epochs if config.do_eval else 0
@@ -104,9 +106,10 @@ def training(
   """Builds data, model and update in the graph."""
   source = task.training_set
   comm.check_equal("the training set", source.fingerprint())
-  plan = source.plan(config, comm.size)
+  ranks, slices = comm.data_parallel, comm.tensor_parallel.size
+  plan = source.plan(config, ranks.size)
   order = record_order.Order(len(source), config.seed)
-  batches = input_pipeline.training_batches(source, order, plan, comm)
+  batches = input_pipeline.training_batches(source, order, plan, ranks)
   state = checkpointing.TrainingState(order)
   policy = mixed_precision.policy_of(config)
   rows = source.rows_of_record
@@ -123,7 +126,7 @@ def training(
     summarize=_means,
     headline=_headline,
     positions=rows * source.tokens,
-    flops={"records": model_flops.total(matmuls)},
+    flops={"records": model_flops.total(matmuls) / slices},
     vote=StopVote(comm),
   )
 
@@ -198,8 +201,8 @@ def _collector(
 ):
   """Makes (session, signals, watchdog) -> {name: [rows, ...] of all ranks}."""
   comm.check_equal(f"the {name} set", source.fingerprint())
-  rows = source.rows_of(config.eval_batch_size)
-  batches = input_pipeline.evaluation_batches(source, rows, comm)
+  rows, ranks = source.rows_of(config.eval_batch_size), comm.data_parallel
+  batches = input_pipeline.evaluation_batches(source, rows, ranks)
   # Training makes all variables. Without it this is what makes them.
   reuse = config.do_train or tf.AUTO_REUSE
   with averages.evaluated_scope(config.evaluate_average, reuse):
@@ -210,7 +213,7 @@ def _collector(
     fetches["losses"] = head.losses
   vote = StopVote(comm, f"{name}_vote")
   evaluation = EvaluationBatches(fetches, source, batches, vote, comm)
-  of_rank = -(-len(source) // comm.size)  # rows
+  of_rank = -(-len(source) // ranks.size)  # rows
 
   def of_all_ranks(name: str, batches: list[dict]) -> np.ndarray:
     """float32 [rows, ...], in the order of the source."""
@@ -220,7 +223,7 @@ def _collector(
     for target, row in zip(mine, rows, strict=False):
       target[:] = row
     # [N, of_rank, ...]: rank r of N has the rows r, r + N, ...
-    everyone = comm.gather(mine)
+    everyone = ranks.gather(mine)
     in_order = np.swapaxes(everyone, 0, 1).reshape(-1, *mine.shape[1:])
     return in_order[: len(source)]
 

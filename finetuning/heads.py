@@ -15,6 +15,7 @@ from finetuning.packed import FinetuningBatch
 from finetuning.task import FinetuningTask
 from model import encoder, layers
 from model.tasks import BY_KIND, Head
+from model.tensor_parallel import WHOLE
 
 
 class HeadOutput(NamedTuple):
@@ -86,6 +87,7 @@ def bert_model(
     policy=mixed_precision.policy_of(config),
     recompute=config.recompute if is_training else (),
     with_pooler=BY_KIND[config.kind].reads_pooled,
+    slices=task.slices or WHOLE,
     **parts,
   )
 

@@ -3,13 +3,14 @@
 import dataclasses
 import functools
 import os
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from checkpoints import agreement, metrics
 from common import processes
 from common.errors import UserError
 from common.files import file_sha256
 from common.settings import in_group
+from config.exchange_config import models_of
 from config.pretraining import RunConfig
 from finetuning import packed, task_file
 from model.tasks import BY_KIND
@@ -129,6 +130,7 @@ class FinetuningTask:
   labels: list[str] | None = None  # of the head's rows, if they have names
   reads_pairs = False  # of texts
   compares = False  # the loss of an example depends on all of an update
+  slices: Any = None  # of the encoder, by a run's ranks; None: it is whole
 
   def __init__(self, config: FinetuningConfig):
     self.config = config
@@ -147,7 +149,8 @@ class FinetuningTask:
     task_file.check(config, self.task_content)
     if config.do_train:
       sets.append(self.training_set)
-      self.training_set.plan(config, processes.started()[1])
+      _, ranks = processes.started()
+      self.training_set.plan(config, models_of(ranks, config.tensor_parallel))
     if config.do_eval:
       sets.append(self.evaluation_set)
     if config.do_predict:

@@ -15,6 +15,7 @@ import numpy as np
 from common import processes
 from common.errors import UserError, leaving_in_c
 from common.tensorflow_v1 import monotonic_seconds, tf
+from config.exchange_config import models_of
 
 _MOST_SHOWN = 5  # differences of ranks in one message
 
@@ -286,11 +287,7 @@ def load_horovod():
 
 def _join(tensor_parallel: int) -> Comm:
   _, size = processes.started()
-  if size % tensor_parallel:
-    raise DistributedError(
-      f"--tensor_parallel={tensor_parallel}: {size} ranks are no multiple of "
-      "it; start as many (horovodrun -np), or fewer slices"
-    )
+  models_of(size, tensor_parallel)  # or an error
   if size == 1 and not is_elastic():
     return Comm()
   hvd = load_horovod()

@@ -26,6 +26,7 @@ from common.console import counted, say, tell
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from config import record_shapes, stages, training_plan
+from config.exchange_config import models_of
 from config.pretraining import PretrainingConfig
 from gradients import distributed, sharded_variables
 from model import model_flops
@@ -373,12 +374,7 @@ def run(config, about: Sequence[str], build: Callable) -> None:
   """Plans a run, tells `about` it, and measures what it needs; on rank 0."""
   _, started = processes.started()
   ranks = config.dry_run_ranks or started
-  groups, left_over = divmod(ranks, config.tensor_parallel)
-  if left_over:
-    raise UserError(
-      f"--tensor_parallel={config.tensor_parallel}: --dry_run_ranks={ranks} is "
-      "not a multiple of it"
-    )
+  groups = models_of(ranks, config.tensor_parallel)
   tf.config.list_physical_devices()  # TensorFlow starts before the first line
   comm, begun = distributed.Comm(), training_plan.Stage()
   say(comm, *about)

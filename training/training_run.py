@@ -31,8 +31,7 @@ def start(command, job: Callable) -> None:
   signals=None) -> result of `run`.
   """
   flags = command.flags
-  tensor_parallel = getattr(flags, "tensor_parallel", 1)
-  comm = distributed.init(flags.num_threads, tensor_parallel)
+  comm = distributed.init(flags.num_threads, flags.tensor_parallel)
   say(comm, *command.lines)
   config = command.config
 
@@ -44,7 +43,7 @@ def start(command, job: Callable) -> None:
       config = command.config
     config = with_precision(comm.from_root(config), comm)
     if comm.elastic:
-      check_elastic(config, tensor_parallel)
+      check_elastic(config)
     return job(config, comm, *state)
 
   result = elastic.run(world, comm) if comm.elastic else world(comm)
@@ -79,12 +78,12 @@ def precision_line(config, on_gpu: bool) -> str:
   return "; ".join(parts)
 
 
-def check_elastic(config, tensor_parallel: int) -> None:
+def check_elastic(config) -> None:
   """Raises `UserError` for settings that depend on the number of ranks."""
-  if tensor_parallel > 1:
+  if config.tensor_parallel > 1:
     raise UserError(
-      f"--tensor_parallel={tensor_parallel} is not for horovodrun --min-np: "
-      "with a rank its slice of the model is lost"
+      f"--tensor_parallel={config.tensor_parallel} is not for horovodrun "
+      "--min-np: with a rank its slice of the model is lost"
     )
   is_fixed = config.global_batch_size and config.lr_scaling == "none"
   if config.do_train and not is_fixed:

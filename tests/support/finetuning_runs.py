@@ -169,14 +169,21 @@ _TASKS = {
 
 def maker(name, folder, vocab_file, **bert):
   """(output folder, **changes) -> task on a.* of `folder`; b.* is held out."""
-  task, write, ending, count, held_out = _TASKS[name]
-  files = {
-    "train_file": write(folder / f"a.{ending}", count, 1),
-    "predict_file": write(folder / f"b.{ending}", held_out, 2),
-  }
+  _, write, ending, count, held_out = _TASKS[name]
+  write(folder / f"a.{ending}", count, 1)
+  write(folder / f"b.{ending}", held_out, 2)
+  samples.write_config(folder / "config.json", **bert)
+  return of_files(name, folder, vocab_file)
+
+
+def of_files(name, folder, vocab_file):
+  """What `maker` returned that wrote the files of `folder`."""
+  task, _, ending, *_ = _TASKS[name]
+  files = {"train_file": f"{folder}/a.{ending}"}
+  files["predict_file"] = f"{folder}/b.{ending}"
   if name != "answer":  # which evaluates on what it predicts
     files["eval_file"] = files["predict_file"]
-  config = samples.write_config(folder / "config.json", **bert)
+  config = f"{folder}/config.json"
   return functools.partial(task, config, vocab_file, **files)
 
 

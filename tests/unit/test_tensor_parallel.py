@@ -2,6 +2,7 @@
 
 import types
 
+import finetuning_runs
 import numpy as np
 import pytest
 import runs
@@ -119,5 +120,18 @@ def test_cross_entropy_over_slices():
 def test_what_cannot_be_sliced_is_said(tiny_run, tmp_path, changes, message):
   with pytest.raises(UserError, match=message):
     runs.config(tiny_run, tmp_path, **{"tensor_parallel": 2, **changes})
-  with pytest.raises(distributed.DistributedError, match="1 ranks are no mult"):
+  with pytest.raises(UserError, match="1 ranks are no mult"):
     distributed.init(tensor_parallel=2)
+
+
+@pytest.mark.parametrize("name", ["classify", "embed"])
+def test_a_fine_tuning_refuses_what_it_cannot_slice(tmp_path, letters, name):
+  make = finetuning_runs.maker(name, tmp_path, letters)
+  for changes, message in (
+    ({"tensor_parallel": 3}, "num_attention_heads=2 is not a multiple"),
+    ({"xla": "step", "tensor_parallel": 2}, "needs --xla=layers"),
+  ):
+    with pytest.raises(UserError, match=message):
+      make(tmp_path / "out", **changes)
+  with pytest.raises(UserError, match="1 ranks are no multiple of it"):
+    make(tmp_path / "out", tensor_parallel=2).check()

@@ -1,10 +1,21 @@
 """A model that two ranks hold together trains as the whole one does."""
 
+from unittest import mock
+
+import finetuning_runs
 import numpy as np
 import pytest
 import reference_modern
 import runs
-from samples import write_config, write_packed
+from samples import LETTERS, write_config, write_packed, write_vocabulary
+
+from checkpoints import metrics
+from config.exchange_config import AllreduceConfig
+from config.optimizers import OptimizerConfig
+from finetuning import finetune
+from gradients.distributed import Comm
+from model import tasks
+from model.tensor_parallel import Slices
 
 # A vocabulary that two slices cannot share evenly.
 MODEL = dict(vocab_size=101, num_attention_heads=4)
@@ -59,6 +70,70 @@ def test_slices_equal_the_whole(comm, slices, at_root, tmp_path, changes):
   for name in averages:
     pair = [values[name] for values in found]
     np.testing.assert_allclose(*pair, rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+TWO_PASSES = dict(num_accumulation_steps=2, train_batch_size=8)
+slow = lambda *values: pytest.param(*values, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+  "name, changes",
+  [
+    ("embed", {}),
+    ("embed", dict(zero=1, **TWO_PASSES)),
+    ("classify", {}),
+    ("answer", {}),
+    slow("classify", dict(average_updates=2, evaluate_average=True)),
+    slow("choose", dict(zero=1, **TWO_PASSES)),
+    slow("label", dict(optimizer="muon")),
+    slow("embed", dict(xla="layers", score_column="score")),
+  ],
+  ids=str,
+)
+def test_fine_tunings_of_slices_equal_the_whole(
+  comm, slices, at_root, tmp_path, name, changes
+):
+  """With dropout; slices begin, and one rank goes on."""
+  vocab = write_vocabulary(tmp_path / "vocab.txt", LETTERS)
+  at_root(lambda: finetuning_runs.maker(name, tmp_path, vocab, **MODEL))
+  make, changes = finetuning_runs.of_files(name, tmp_path, vocab), {**changes}
+  optimizer = OptimizerConfig(optimizer=changes.pop("optimizer", "adamw"))
+  allreduce = AllreduceConfig(zero=changes.pop("zero", 0))
+
+  def train(folder, world, **more):
+    settings = dict(
+      do_eval=True, do_predict=True, dropout=0.1, warmup_proportion=0.0,
+      lr_schedule="constant", optimizer=optimizer, allreduce=allreduce,
+      **changes,
+    )  # fmt: skip
+    finetune.finetune(make(tmp_path / folder, **{**settings, **more}), world)
+
+  at_root(lambda: train("whole", Comm()))
+  copy = Slices.copy_to_group
+  with mock.patch.object(Slices, "copy_to_group", autospec=True) as copied:
+    copied.side_effect = copy
+    train("run", slices, num_train_epochs=1.0, tensor_parallel=2)
+  assert {call.args[0].size for call in copied.call_args_list} == {2}
+  at_root(lambda: train("run", Comm()))
+  folders = tmp_path / "run", tmp_path / "whole"
+  assert len(runs.metrics(folders[0])) >= 6
+  for key in ("loss", "grad_norm", "accuracy"):
+    pair = [runs.metrics(folder, key) for folder in folders]
+    if None not in pair[1]:
+      np.testing.assert_allclose(*pair, rtol=1e-5, err_msg=key)
+  weights = [runs.weights(folder) for folder in folders]
+  assert weights[0].keys() == weights[1].keys()
+  for weight, value in weights[1].items():
+    # The gradient of a span's bias is 0, but for rounding.
+    atol = 1e-5 if weight == tasks.QUESTIONS.bias else 1e-6
+    np.testing.assert_allclose(
+      weights[0][weight], value, atol=atol, err_msg=weight
+    )
+  logs = [metrics.read_jsonl(f / metrics.EVAL_METRICS_FILE) for f in folders]
+  for of_slices, of_whole in zip(*logs, strict=True):
+    for key, value in of_whole.items():
+      same = value if isinstance(value, str) else pytest.approx(value, rel=1e-4)
+      assert of_slices[key] == same, key
 
 
 def test_slices_begin_and_end_averages(comm, slices, plain, tmp_path):
