@@ -47,48 +47,31 @@ class GroupBatch(NamedTuple):
   weights: Any  # float32 [B, G], 0 where no group is
 
 
-def spread(lengths: Sequence[int], rows: int) -> list[int]:
-  """The row of each text, so that rows are about equally long.
-
-  The longest texts come first, each goes into the shortest row (Graham 1969,
-  https://doi.org/10.1137/0117039).
-  """
-  filled, row_of = [0] * rows, [0] * len(lengths)
-  for text in np.argsort(-np.asarray(lengths), kind="stable"):
-    row = filled.index(min(filled))
-    row_of[text] = row
-    filled[row] += lengths[text]
-  return row_of
-
-
 class GroupSource(PackedRecords):
   """Groups in records of R rows, `rows_of_record`."""
 
   def __init__(self, path: str, groups: Sequence[Group], config, cut: int = 0):
     """`config` is an `EmbedderConfig`; `cut` texts lost their end."""
-    longest = 0
-    sizes_of = []
+    sizes_of, totals = [], []
     for group in groups:
       sizes_of.append([len(text.ids) for text in group.texts])
-      longest = max(longest, sum(sizes_of[-1]))
-    # Attention costs the square of a row: two long texts share one at most.
-    self.rows_of_record = max(1, -(-longest // (2 * config.max_seq_length)))
+      totals.append(sum(sizes_of[-1]))
+    limits = packing.cheapest_rows(sizes_of, config.examples_per_record)
+    row_of: dict[int, list[int]] = {}  # of each text of a group
+    records = []
+    rng = np.random.default_rng(0)
+    for members in packing.pack_rows(sizes_of, limits, rng):
+      row_of.update(members)
+      records.append([*dict(members)])
+    self.rows_of_record = limits.rows
     self.reads_first_tokens = config.pooling == "cls"
-    layouts, lengths = [], []
-    for sizes in sizes_of:
-      row_of = spread(sizes, self.rows_of_record)
-      layouts.append(row_of)
-      # A group takes as much of each row as of its fullest one.
-      of_rows = np.bincount(row_of, sizes, self.rows_of_record)
-      lengths.append(int(of_rows.max()))
-    tokens = packing.cheapest_length(lengths, config.examples_per_record)
-    super().__init__(path, groups, lengths, config, tokens, cut)
+    super().__init__(path, groups, totals, records, limits.tokens, cut)
     self.texts = max(map(len, sizes_of))
     self.slots *= self.texts
-    self._columns = self._laid_out(layouts)
+    self._columns = self._laid_out(row_of)
 
-  def _laid_out(self, layouts: list[list[int]]) -> GroupBatch:
-    """Arrays of all records; a text's row is in `layouts`."""
+  def _laid_out(self, row_of: dict[int, list[int]]) -> GroupBatch:
+    """Arrays of all records; `row_of` has the row of each text of a group."""
     records, groups = len(self), self.slots // self.texts
     shape = records, self.rows_of_record, self.tokens
     ids, mask, pooled = np.zeros([3, *shape], np.int32)
@@ -103,7 +86,7 @@ class GroupSource(PackedRecords):
         self.record_of[number], self.slot_of[number] = record, g
         scores[record, g], weights[record, g] = group.score, 1.0
         for t, text in enumerate(group.texts):
-          row = layouts[number][t]
+          row = row_of[number][t]
           start, end = ends[row], ends[row] + len(text.ids)
           ids[record, row, start:end] = text.ids
           mask[record, row, start:end] = g * self.texts + t + 1

@@ -71,23 +71,19 @@ class PackedRecords:
     path: str,
     examples: Sequence,
     lengths: Sequence[int],
-    config,
+    records: list[list[int]],
     tokens: int,
     cut: int = 0,
   ):
-    """`config` is a `FinetuningConfig`; `cut` examples lost their end.
+    """`records` have the numbers of their examples; `cut` lost their end.
 
-    `examples` have a `where` and take `lengths` of a record's `tokens`. A
-    subclass lays them out in `_columns`, a named tuple with `weights`.
+    `examples` have a `where` and `lengths`, in tokens. A subclass lays them out
+    in `_columns`, a named tuple with `weights`.
     """
     if not examples:
       raise DataError(f"{path}: no examples")
     self.examples, self._path, self._cut = examples, path, cut
-    self._lengths, self.tokens = [*lengths], tokens
-    limits = packing.Limits(self.tokens, 0, config.examples_per_record)
-    # The packer also counts predictions, which these examples have none of.
-    nothing, rng = [0] * len(examples), np.random.default_rng(0)
-    self._records = packing.pack(self._lengths, nothing, limits, rng)
+    self._lengths, self._records, self.tokens = lengths, records, tokens
     self.slots = max(map(len, self._records))
     self._columns: Any = None
 
@@ -218,8 +214,11 @@ class PackedSource(PackedRecords):
     least = _ROW_TOKENS if config.examples_per_record > 1 else 1
     longest = -(-max([*lengths, least]) // 8) * 8
     tokens = min(config.max_seq_length, longest)
-    super().__init__(path, examples, lengths, config, tokens, cut)
-    rows = self._records
+    limits = packing.Limits(tokens, 0, config.examples_per_record)
+    # The packer also counts predictions, which these examples have none of.
+    nothing, rng = [0] * len(examples), np.random.default_rng(0)
+    rows = packing.pack(lengths, nothing, limits, rng)
+    super().__init__(path, examples, lengths, rows, tokens, cut)
     slots = (len(rows), self.slots)
     positions = np.zeros([3, len(examples)], np.int64)
     ids, mask, segments = np.zeros([3, len(rows), self.tokens], np.int32)

@@ -44,9 +44,9 @@ def test_a_record_has_no_more_examples_and_masked_tokens_than_it_may():
 
 
 def test_an_example_that_fits_nowhere_is_named():
-  with pytest.raises(ValueError, match="example 1 of 11 tokens"):
+  with pytest.raises(ValueError, match=r"example 1, \(11, 1\), does not fit"):
     pack([3, 11])
-  with pytest.raises(ValueError, match="and 9 masked ones"):
+  with pytest.raises(ValueError, match=r"example 0, \(3, 9\)"):
     pack([3], [9], max_predictions_per_seq=8)
 
 
@@ -84,14 +84,59 @@ def test_random_sizes_fill_records_and_chance_decides_who_meets():
   assert len(meetings(packs) & meetings(other)) < 0.25 * len(meetings(packs))
 
 
+def pack_rows(groups, seed=0, **limits):
+  room = packing.RowLimits(**{"rows": 2, "tokens": 10, "groups": 9, **limits})
+  return packing.pack_rows(groups, room, np.random.default_rng(seed))
+
+
+def test_texts_of_a_group_share_a_record_and_not_always_a_row():
+  # 9 and 8 take a row each; 1 goes beside the 9, the fuller row, 2 to the 8.
+  assert pack_rows([[9, 1], [2, 8]]) == [[(0, [0, 0]), (1, [1, 1])]]
+  # Of 6 and 5 tokens, 4 that are left are the least for the 4 of another group.
+  record, other = pack_rows([[6, 5], [4, 2], [7, 7]])
+  rows = dict((*record, *other))
+  assert rows[1][0] == rows[0][0] and rows[1][1] == rows[0][1]
+  assert sorted([len(record), len(other)]) == [1, 2]
+  with pytest.raises(ValueError, match=r"example 1, \[6, 6, 6\], does not fit"):
+    pack_rows([[3], [6, 6, 6]])
+
+
+@pytest.mark.parametrize("texts, most", [(2, 32), (2, 3), (9, 32), (1, 32)])
+def test_rows_hold_all_texts_and_are_nearly_full(texts, most):
+  rng = np.random.default_rng(texts)
+  groups = []
+  for _ in range(1500):
+    group = rng.integers(8, 250, texts)
+    group[0] = rng.integers(5, 30)  # a query
+    groups.append(group.tolist())
+  limits = packing.cheapest_rows(groups, most)
+  assert limits.tokens % 8 == 0
+  packed = packing.pack_rows(groups, limits, np.random.default_rng(1))
+  numbers, used = [], 0
+  for members in packed:
+    assert len(members) <= most
+    filled = np.zeros(limits.rows)
+    for number, row_of in members:
+      numbers.append(number)
+      np.add.at(filled, row_of, groups[number])
+    assert max(filled) <= limits.tokens
+    used += filled.sum()
+  assert sorted(numbers) == list(range(len(groups))) != numbers
+  assert used > 0.85 * len(packed) * limits.rows * limits.tokens
+
+
 @pytest.mark.parametrize(
-  "tokens, examples, want",
+  "groups, most, want",
   [
-    ([10] * 9, 32, 32),  # three in each
-    ([10] * 9, 1, 16),
-    ([40, 62] * 400, 32, 104),  # one of each; two of 62 are most of 128
-    ([], 32, 8),
+    ([[10]] * 9, 32, (1, 32)),  # three in each
+    ([[10]] * 9, 1, (1, 16)),
+    # One of each; two of 62 are most of 128.
+    ([[40], [62]] * 400, 32, (1, 104)),
+    # Texts of 100 take a row each, and one row the short ones of three groups.
+    ([[34, 100]] * 400, 32, (4, 104)),
+    ([[100, 100, 100]] * 40, 1, (3, 104)),
+    ([], 32, (1, 8)),
   ],
 )
-def test_a_record_is_as_long_as_its_examples_fill_it(tokens, examples, want):
-  assert packing.cheapest_length(tokens, examples) == want
+def test_rows_are_as_long_as_texts_fill_them(groups, most, want):
+  assert packing.cheapest_rows(groups, most) == (*want, most)
