@@ -74,12 +74,6 @@ def was_evaluated(output_dir: str, step: int, on: str) -> bool:
   )
 
 
-def set_before(output_dir: str, step: int) -> str | None:
-  """Which records the last evaluation up to `step` was on."""
-  before = evaluations(output_dir, step)
-  return before[-1].get(EVALUATION_SET) if before else None
-
-
 def best_evaluation(output_dir: str, step: int, by: BestBy) -> int | None:
   """The first update from 1 to `step` with the best evaluation, if any."""
   # `max` takes the first of equal ones: training on did not help.

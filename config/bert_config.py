@@ -237,11 +237,6 @@ class BertConfig:
     """Whether all heads read through the masked LM head's dense layer."""
     return self.mlm_head and not self.has_pooler
 
-  @property
-  def has_plain_heads(self) -> bool:
-    """Whether each head has keys and values of its own, and biases."""
-    return self.num_key_value_heads is None and self.attention_bias
-
   def is_local(self, layer: int) -> bool:
     """Whether layer number `layer`, from 0, has local attention."""
     return layer % self.global_attn_every_n_layers > 0

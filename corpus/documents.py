@@ -116,8 +116,13 @@ def read_documents(
     if piece.format is Format.TEXT:
       yield from _read_plain(piece, form)
       continue
+    field = text_files.field_of(piece, form.text)
     for number, record in _RECORDS[piece.format](piece, form):
-      yield _record_document(record, number, piece, form)
+      # `number` is the record's offset or row.
+      own = record.get(form.id_field)
+      name = f"{piece.path}:{number}" if own in (None, "") else str(own)
+      lines = list(text_files.lines_of(record[field]))
+      yield Document(text_files.only_text(name), _trimmed(lines))
 
 
 def read_strings(
@@ -207,17 +212,6 @@ def _json_value(piece: Piece, form: DocumentFormat) -> _Records:
       yield 0, {"": json_files.parse(content.read(), strict=False)}
     except ValueError as e:
       raise DataError(f"{piece.path}: no JSON: {str(e)[:200]}") from e
-
-
-def _record_document(
-  record: Mapping[str, Any], number: int, piece: Piece, form: DocumentFormat
-) -> Document:
-  """The document of a record; `number` is its offset or row."""
-  own = record.get(form.id_field)
-  name = f"{piece.path}:{number}" if own in (None, "") else str(own)
-  text = record[text_files.field_of(piece, form.text)]
-  lines = list(text_files.lines_of(text))
-  return Document(text_files.only_text(name), _trimmed(lines))
 
 
 def _trimmed(lines: list[str]) -> list[str]:

@@ -278,21 +278,21 @@ class Classification(LabelledTask):
     return packed.PackedSource(path, examples, self.config, dtype, cut)
 
   def targets(self, path: str, rows, part: str) -> Sequence[tuple]:
-    """Each row's numbers that the loss compares with; any to "predict"."""
-    is_unlabelled = part == "predict"
-    numbers = [0] * len(rows) if is_unlabelled else self._targets(path, rows)
-    return [*zip(numbers, strict=True)]
+    """What the loss compares each row with; any will do to "predict".
 
-  def _targets(self, path: str, rows) -> Sequence[float]:
-    """For each row the head's row of its label, or a regression's number."""
+    It is the head's row of the label, or a regression's number.
+    """
+    if part == "predict":
+      return [(0,)] * len(rows)
     name = self._table.label
     labels = self.column(path, rows, "label", may_be_empty=False)
     if self._is_regression:
-      targets = tables.numbers(path, rows, name, labels)
-      self._ranges[path] = min(targets), max(targets)
-      return targets
-    lines = [row.line for row in rows]
-    return self.rows_in(path, name, zip(lines, labels, strict=True))
+      numbers: Sequence[float] = tables.numbers(path, rows, name, labels)
+      self._ranges[path] = min(numbers), max(numbers)
+    else:
+      lines = [row.line for row in rows]
+      numbers = self.rows_in(path, name, zip(lines, labels, strict=True))
+    return [*zip(numbers, strict=True)]
 
   def lines(self):
     lines = super().lines()

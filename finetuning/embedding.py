@@ -322,8 +322,8 @@ def measured_search(
 ) -> dict[str, float]:
   """Metrics of the vectors of queries and then documents, [texts, d]."""
   both = np.split(vectors, [len(collection.queries)])
-  results = {}
-  for name, value in measures.of_vectors(collection, *both).items():
+  best, results = nearest.top_k(*both, measures.SEARCHED), {}
+  for name, value in measures.evaluate(collection, *best).items():
     results[name.replace("@", "_at_")] = value
   return results
 

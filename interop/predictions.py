@@ -1,6 +1,7 @@
 """Predictions for texts: words, labels, answers, entities, embeddings."""
 
 import collections
+import functools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -85,10 +86,7 @@ class Predictor:
       groups[self._only or BEHAVIOURS[name]].append(number)
     predictions: dict[int, Prediction] = {}
     for behaviour, numbers in groups.items():
-
-      def run(examples, behaviour=behaviour):
-        return self._run(behaviour, examples)
-
+      run = functools.partial(self._run, behaviour)
       group = [inputs[number] for number in numbers]
       answers = behaviour.answers(group, self._context, run)
       for number, answer in zip(numbers, answers, strict=True):

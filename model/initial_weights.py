@@ -25,7 +25,6 @@ import math
 import numpy as np
 from scipy import sparse
 
-from common import console
 from config.bert_config import BertConfig
 from model.weights import embedding_tables
 
@@ -55,8 +54,6 @@ def informed(
   `log_frequencies` is [V], in nats; `neighbours` [V, ...], how often a word
   stood with each context. The hidden size must be even.
   """
-  counts = f"{neighbours.nnz:,} counts of neighbours"
-  console.tell(f"factorising {counts} into word embeddings ...")
   hidden = config.hidden_size
   words = word_embeddings(neighbours, hidden, seed)
   words = words * (_WORD_SCALE * config.initializer_range)
@@ -64,7 +61,8 @@ def informed(
   if config.decoder_bias:
     values["cls/predictions/output_bias"] = log_frequencies
   is_global = config.global_attn_every_n_layers == 1
-  if config.has_plain_heads and (is_global or config.position_type == "rotary"):
+  has_own_keys = config.num_key_value_heads is None and config.attention_bias
+  if has_own_keys and (is_global or config.position_type == "rotary"):
     values |= _looking_at_neighbours(config, seed)
   return {name: array.astype(np.float32) for name, array in values.items()}
 

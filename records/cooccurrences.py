@@ -35,7 +35,7 @@ def token_statistics(
     features = dict.fromkeys(record_set.paths, shape.features())
     texts = unigrams.texts(record_set, chosen, features, bar.at)
     sequences = [ids.astype("int32") for ids in texts]
-  console.tell("counting neighbours ...")
+  console.tell("learning first embeddings from the words' neighbours ...")
   counts = unigrams.count([np.concatenate(sequences)], vocab_size, special_ids)
   neighbours = count(sequences, counts)
   return TokenStatistics(unigrams.log_frequencies(counts), neighbours)

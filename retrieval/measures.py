@@ -6,7 +6,6 @@ BEIR's and MTEB's; tests hold them to pytrec_eval's numbers.
 
 import numpy as np
 
-from retrieval import nearest
 from retrieval.beir import Collection
 
 Results = dict[str, float]  # measure -> its mean over the queries
@@ -60,10 +59,3 @@ def evaluate(
     for name, value in of_one.items():
       sums[name] += value / len(queries)
   return sums
-
-
-def of_vectors(
-  collection: Collection, queries: np.ndarray, documents: np.ndarray
-) -> Results:
-  """`evaluate` by cosine of vectors [queries, d] and [documents, d]."""
-  return evaluate(collection, *nearest.top_k(queries, documents, SEARCHED))

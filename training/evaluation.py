@@ -51,7 +51,9 @@ class Evaluator:
     if self._comm.is_root and log:
       if not self._log:
         folder, kept = self._output_dir, step - 1
-        if metrics.set_before(folder, kept) not in (None, self.records):
+        before = metrics.evaluations(folder, kept) or [{}]
+        on = before[-1].get(metrics.EVALUATION_SET)
+        if on not in (None, self.records):
           tell(
             f"the evaluations in {folder} are of other records or weights: the "
             "best one is chosen among those from here on"

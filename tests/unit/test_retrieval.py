@@ -154,7 +154,8 @@ def test_vectors_and_words_are_measured(tmp_path, monkeypatch):
   collection = beir.read(write(tmp_path))
   documents = np.eye(3)
   queries = np.array([[1, 0.5, 0], [0, 0.5, 1]])
-  results = measures.of_vectors(collection, queries, documents)
+  best = nearest.top_k(queries, documents, measures.SEARCHED)
+  results = measures.evaluate(collection, *best)
   expected = (1 + (1 + 2 / np.log2(3)) / (2 + 1 / np.log2(3))) / 2
   assert results["ndcg@10"] == pytest.approx(expected)
   with monkeypatch.context() as patch:

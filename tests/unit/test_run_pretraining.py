@@ -812,7 +812,7 @@ def test_evaluations_after_the_update_of_a_start_are_dropped(
   updates = dict(num_train_steps=4, num_warmup_steps=0)
   evaluated = dict(do_eval=True, eval_every_steps=1, save_checkpoints_steps=2)
   runs.pretrain(tiny_run, tmp_path, **evaluated, **updates)
-  on = metrics.set_before(str(tmp_path), 4)
+  on = metrics.evaluations(str(tmp_path))[-1][metrics.EVALUATION_SET]
   assert metrics.was_evaluated(tmp_path, 4, on)
   assert not metrics.was_evaluated(tmp_path, 4, "others")
   for path in tmp_path.glob("model.ckpt-4*"):
