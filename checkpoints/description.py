@@ -23,10 +23,6 @@ from records import data_set, record_report
 from text_encoders import kinds
 from text_encoders.base import TokenizerInfo
 
-_TOKENIZER = {
-  "kind": tuple(kinds.KINDS), "file": str, "sha256": str,
-  "vocab_size": int, "do_lower_case": bool, "mask_id": int,
-}  # fmt: skip
 # A start that only evaluates has neither a plan nor data.
 _RUNS = {
   "runs": [
@@ -35,7 +31,9 @@ _RUNS = {
         "objective?": (*data_set.OBJECTIVES, None), "stages?": ([dict], None),
       },
       "plan?": ({"updates?": int, "stage?": {"number": int}}, None),
-      "data?": ({"files": [str], "tokenizer?": (_TOKENIZER, None)}, None),
+      "data?": (
+        {"files": [str], "tokenizer?": (data_set.TOKENIZER, None)}, None,
+      ),
       "versions?": dict,
     }
   ]

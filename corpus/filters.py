@@ -486,19 +486,16 @@ class Filters:
 
 def _check_language(line: dict, language: str) -> None:
   """ValueError if a filter's words are of another language."""
-  name, remedy = line.get("filter"), "leave it out"
+  name, change = line.get("filter"), ""
   is_other = language in _UNSPACED and name in _COUNT_WORDS
   if name == "stop_words" and "words" not in line and language != "en":
-    is_other, remedy = (
-      True,
-      'give it the "words" of your language, or ' + remedy,
-    )
+    change = 'give it the "words" of your language, or '
   if name == "language" and language not in ("en", line.get("code")):
-    is_other, remedy = True, f'give it "code": "{language}", or ' + remedy
-  if is_other:
+    change = f'give it "code": "{language}", or '
+  if is_other or change:
     raise ValueError(
       f"the filter {name} would remove nearly all text of --language="
-      f"{language}: in a file of your own {remedy} (docs/data.md)"
+      f"{language}: in a file of your own {change}leave it out (docs/data.md)"
     )
 
 

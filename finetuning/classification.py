@@ -197,11 +197,10 @@ class ClassifierConfig(FinetuningConfig):
         text=self.text_column or "sentence",
         pair=self.text_pair_column or None,
         label=self.label_column or "label",
-        labels=()
-        if self.regression
-        else tuple(dict.fromkeys(self.label_columns)) or None,
-        metrics=_CORRELATIONS if self.regression else _ACCURACY,
+        labels=tuple(dict.fromkeys(self.label_columns)) or None,
       )
+    if self.regression:
+      table = table._replace(labels=(), metrics=_CORRELATIONS)
     if self.multi_label:
       table = table._replace(metrics=tuple(metrics.OF_SETS))
     return table._replace(metrics=tuple(self.metrics) or table.metrics)

@@ -1,7 +1,7 @@
 """Minimal pairs: two sentences, of which a good model prefers the first.
 
-Read from JSON lines as BLiMP's (https://arxiv.org/abs/1912.00582). A paradigm
-is the pairs that show one phenomenon.
+Read from tables such as BLiMP's JSON lines (https://arxiv.org/abs/1912.00582).
+A paradigm is the pairs that show one phenomenon.
 """
 
 import collections
@@ -15,7 +15,7 @@ import numpy as np
 
 from common import input_files, json_files
 from common.errors import DataError
-from corpus import text_files
+from corpus import tables
 
 _UNNAMED = "-"  # field and term of pairs that do not say theirs
 _FORM = dict.fromkeys(
@@ -45,30 +45,23 @@ def read(patterns: str, sample: int | None = None) -> list[Pair]:
   """
   pairs: list[Pair] = []
   for path in input_files.expand_patterns(patterns):
-    before = len(pairs)
-    with input_files.open_input(path) as f:
-      for number, line in enumerate(text_files.utf8_lines(f, path), 1):
-        if not line.strip():
-          continue
-        where = f"{path}: line {number}"
-        try:
-          values = json_files.parse(line, _FORM)
-        except ValueError as e:
-          raise DataError(f"{where}: not a minimal pair: {e}") from e
-        # Without a UID a file is a paradigm. BLiMP spells one field in two
-        # ways.
-        pairs.append(
-          Pair(
-            values["sentence_good"].strip(),
-            values["sentence_bad"].strip(),
-            where,
-            values.get("UID", os.path.splitext(path)[0]),
-            values.get("field", _UNNAMED).replace("/", "_"),
-            values.get("linguistics_term", _UNNAMED),
-          )
+    for number, values in tables.read_table(path):
+      where = f"{path}: line {number}"
+      try:
+        json_files.expect(values, _FORM)
+      except ValueError as e:
+        raise DataError(f"{where}: not a minimal pair: {e}") from e
+      # Without a UID a file is a paradigm. BLiMP spells one field in two ways.
+      pairs.append(
+        Pair(
+          values["sentence_good"].strip(),
+          values["sentence_bad"].strip(),
+          where,
+          values.get("UID", os.path.splitext(path)[0]),
+          values.get("field", _UNNAMED).replace("/", "_"),
+          values.get("linguistics_term", _UNNAMED),
         )
-    if len(pairs) == before:
-      raise DataError(f"{path}: there is no pair in it")
+      )
   if sample is None:
     return pairs
 

@@ -136,21 +136,18 @@ def fake_features(
 
 
 _SIZE, _COUNT = range(1, 1 << 31), range(1, 1 << 62)
-# What a manifest's fields must be, for `json_files.expect`.
+# What a `TokenizerInfo` and a manifest must be, for `json_files.expect`.
+TOKENIZER = {
+  "kind": tuple(kinds.KINDS), "file": str, "sha256": str, "vocab_size": _SIZE,
+  "do_lower_case": bool, "mask_id": int,
+}  # fmt: skip
 _FORM = {
   "version": MANIFEST_VERSION,
   "max_seq_length": _SIZE,
   "max_predictions_per_seq": _SIZE,
   "examples_per_record": _SIZE,
   "masking": ("static", "dynamic"),
-  "tokenizer": {
-    "kind": tuple(kinds.KINDS),
-    "file": str,
-    "sha256": str,
-    "vocab_size": _SIZE,
-    "do_lower_case": bool,
-    "mask_id": int,
-  },
+  "tokenizer": TOKENIZER,
   "settings": {
     "masked_lm_prob": float,
     "do_whole_word_mask?": bool,

@@ -99,11 +99,8 @@ def _kind(char):
   """A space ends a word, "." is a word alone, "w" goes on."""
   if characters.is_whitespace(char):
     return " "
-  return (
-    "."
-    if characters.is_punctuation(char) or characters.has_chinese(char)
-    else "w"
-  )
+  is_alone = characters.is_punctuation(char) or characters.has_chinese(char)
+  return "." if is_alone else "w"
 
 
 # All tokenizers share the tables, which hold what was met so far.

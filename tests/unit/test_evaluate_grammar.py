@@ -192,10 +192,11 @@ def test_pairs_of_a_file(tmp_path):
   "data, message",
   [
     (b"{}\n{", "line 1: .*: sentence_good is missing"),
-    (b"\n{", "line 2: not a minimal pair"),
+    (b"\n{", "line 2 is no JSON object"),
+    (b"\n[]", "line 2 is no JSON object"),
     (json.dumps({**GOOD, "UID": 3}).encode(), "line 1: .*UID is 3, not text"),
-    (b"caf\xe9", "line 1.*: not UTF-8"),
-    (b"\n \n", "there is no pair in it"),
+    (b"caf\xe9", "'utf-8' codec can't decode byte 0xe9"),
+    (b"\n \n", "no rows"),
   ],
 )
 def test_pairs_that_are_none(tmp_path, data, message):
