@@ -157,14 +157,11 @@ def open_predictor(source: model_source.Source, settings: PredictSettings):
       raise UserError(f"--nearest_in={path}: there is no text in it")
     embedder = embedding.open_embedder(source, settings.max_seq_length)
     return embedding.NearestTexts(embedder, texts, settings.top_k)
-  from interop import inference  # it loads TensorFlow
-
-  return predictions.Predictor(
-    inference.open_model(source),
+  return predictions.load(
     source,
-    settings.top_k,
-    settings.embedding,
-    settings.max_seq_length,
+    top_k=settings.top_k,
+    embedding=settings.embedding,
+    max_seq_length=settings.max_seq_length,
   )
 
 

@@ -124,11 +124,6 @@ FIXED = {
 # fmt: on
 
 
-def of_scope(scope: str) -> set[str]:
-  """The facts of `FIXED` that a scope has."""
-  return {fact for fact, fixed in FIXED.items() if fixed.scope == scope}
-
-
 def scopes(trains: bool) -> tuple[str, ...]:
   """What must agree with a model's folder before anything is read."""
   return (MODEL, RUN) if trains else (MODEL,)

@@ -147,9 +147,11 @@ def padded(rows: dict[str, Sequence]) -> dict[str, np.ndarray]:
   return arrays
 
 
-def load(model: str, flags: Given = NOTHING_GIVEN, **settings) -> Predictor:
-  """The predictor of a model's name; `settings` are those of `Predictor`."""
-  source = find(model, flags)
+def load(
+  model: str | Source, flags: Given = NOTHING_GIVEN, **settings
+) -> Predictor:
+  """The predictor of a model, by name or found, with `Predictor`'s settings."""
+  source = find(model, flags) if isinstance(model, str) else model
   from interop import inference  # it loads TensorFlow
 
   return Predictor(inference.open_model(source), source, **settings)

@@ -105,8 +105,10 @@ def configured(
     inherits = binds or kind.inherits
     task = kind.defaults(origin.about.task if inherits else {}, flags)
     if not binds:
-      fixed = agreement.of_scope(agreement.MODEL) - flags.keys()
-      task = {name: task[name] for name in task.keys() & fixed}
+      for name in [*task]:
+        fixed = agreement.FIXED.get(name)
+        if name in flags or not fixed or fixed.scope != agreement.MODEL:
+          del task[name]
     before = {"task": kind.kind, **task}
     scopes = agreement.scopes(trains)
     agreement.agree(before, flags, origin.about.folder, scopes)

@@ -28,6 +28,7 @@ from common.nvidia import visible_gpus
 from common.settings import run_with, setting
 from config.bert_config import PRESETS, BertConfig
 from corpus import text_files
+from interop import model_source, predictions
 from records import data_set
 from text_encoders.base import MASK
 from tools import plot_metrics
@@ -255,18 +256,15 @@ def masked_sentences(sentences: list[str], tokenizer) -> list[tuple[str, str]]:
 
 def fill_mask(paths: Paths) -> list[str]:
   """Lines with what the model says for masked words of held-out text."""
-  from interop import inference, model_source, predictions  # load TensorFlow
-
   source = model_source.find(paths.pretrain)
   with open(paths.text("heldout"), encoding="utf-8") as f:
     sentences = list(itertools.islice(f, 1000))
   masked = masked_sentences(sentences, source.tokenizer())
   if not masked:
     return []
-  model = inference.open_model(source)
-  predictor = predictions.Predictor(model, source, top_k=3)
+  predictor = predictions.load(source, top_k=3)
   answers = predictor.predict([predictions.Input(text) for text, _ in masked])
-  model.close()
+  predictor.close()
   lines = ["", "Held-out sentences: the model's words for [MASK]"]
   for (text, word), (answer, _) in zip(masked, answers, strict=True):
     best = []

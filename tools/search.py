@@ -74,8 +74,8 @@ class Reranker:
   """Orders texts by a model that reads each together with the query."""
 
   def __init__(self, settings: SearchSettings):
-    name = str(settings.rerank)
-    task = model_source.find(name).task
+    source = model_source.find(str(settings.rerank))
+    task = source.task
     labels = task.get("labels") or [""]
     label = settings.rerank_label or labels[-1]
     columns = task.get("columns") or {}
@@ -85,11 +85,11 @@ class Reranker:
       if not reads_pairs:
         problem = f"reads no pairs ({task['task']})"
       raise UserError(
-        f"--rerank={name}: {problem}: name a classifier or regression of pairs "
-        "of run_classifier.py, and its --rerank_label"
+        f"--rerank={settings.rerank}: {problem}: name a classifier or "
+        "regression of pairs of run_classifier.py, and its --rerank_label"
       )
     self._label = labels.index(label) - len(labels)
-    self._predictor = predictions.load(name)
+    self._predictor = predictions.load(source)
 
   def order(self, query: str, candidates: list[str]) -> np.ndarray:
     """float32 [n]: a score of each text."""

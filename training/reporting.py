@@ -225,17 +225,16 @@ def peak_memory() -> dict:
 
 def tell_trouble(step: int, update: dict, variables) -> None:
   """Says on stderr if an update or a micro-batch was not finite."""
-  dropped, what = update["dropped_micro_batches"], "skipped"
-  if update["spike"]:  # `divergence` tells it with its records
+  skipped, dropped = update["skipped"], update["dropped_micro_batches"]
+  # `divergence` tells of a spike, with its records.
+  if update["spike"] or not (skipped or dropped):
     return
-  if not update["skipped"]:
-    what = f"{dropped:.0f} micro-batches dropped"
-  if update["skipped"] or dropped:
-    which = divergence.variable_named(update, variables)
-    tell(
-      f"update {step}: {what}, the gradient of {which} is not finite (loss "
-      f"scale {update['loss_scale']:g})"
-    )
+  what = "skipped" if skipped else f"{dropped:.0f} micro-batches dropped"
+  which = divergence.variable_named(update, variables)
+  tell(
+    f"update {step}: {what}, the gradient of {which} is not finite (loss "
+    f"scale {update['loss_scale']:g})"
+  )
 
 
 def speed_lines(training: dict) -> str:
