@@ -95,10 +95,9 @@ def versions() -> dict:
   version: dict = {"python": platform.python_version()}
   version["tensorflow"] = later.tf.__version__
   for name in ("horovod", "numpy", "tokenizers"):
-    try:
+    version[name] = None
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
       version[name] = importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-      version[name] = None
   folder = os.path.dirname(os.path.abspath(__file__))
   command = ["git", "-C", folder, "describe", "--always", "--dirty"]
   version["git"] = None  # without git, or in no checkout

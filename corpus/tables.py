@@ -1,7 +1,6 @@
 """Tables of text: TSV, CSV, JSON Lines and Parquet, by column names."""
 
 import csv
-import io
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -11,7 +10,7 @@ from common import files, input_files, json_files
 from common.console import tell
 from common.errors import DataError
 from common.input_files import Format
-from corpus import documents
+from corpus import documents, text_files
 
 # Share of rows with missing fields, as in GLUE; more mean another format.
 _LEFT_OUT_AT_MOST = 0.01
@@ -41,11 +40,8 @@ def read_table(
   """
   form = input_files.format_of(path)
   kinds = input_files.PARQUET, input_files.ARROW
-  # newline: \r alone is text and ends no line.
-  with (
-    input_files.open_input(path, *kinds) as file,
-    io.TextIOWrapper(file, "utf-8-sig", newline="\n") as f,
-  ):
+  with input_files.open_input(path, *kinds) as file:
+    f = text_files.utf8_lines(file, path)
     lines: list[_Line]
     try:
       if form in documents.TABLES:
@@ -60,6 +56,8 @@ def read_table(
         raise ValueError(
           "no JSON lines, Parquet or Arrow, nor .tsv, .txt or .csv"
         )
+    except DataError:  # it names the file
+      raise
     except (ValueError, csv.Error) as e:
       raise DataError(f"{path}: {e}") from e
   while lines and lines[-1][1] == _EMPTY:

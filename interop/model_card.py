@@ -114,7 +114,12 @@ def write(
   )
   if task.get("labels"):
     lines.append(f"Labels: {', '.join(map(_cell, task['labels']))}.")
-    lines += _of_sets(task)
+  if task.get("multi_label"):
+    threshold = task.get("label_threshold", DEFAULT_THRESHOLD)
+    lines.append(
+      "Each label is decided by itself, so a text may have several, or none: "
+      f"those with a sigmoid score above {threshold:.4g}."
+    )
   if library != "transformers":
     lines.append(_vectors(task, config["hidden_size"]))
   if licence == "unknown":
@@ -146,16 +151,6 @@ def _tables(inputs: Sequence[str], is_average: bool) -> list[str]:
     table = ["| | |", "|---|---|", *table] if table else [_UNKNOWN]
     lines += ["", f"## {title}", "", *table]
   return lines
-
-
-def _of_sets(task: dict) -> list[str]:
-  if not task.get("multi_label"):
-    return []
-  threshold = task.get("label_threshold", DEFAULT_THRESHOLD)
-  return [
-    "Each label is decided by itself, so a text may have several, or none: "
-    f"those with a sigmoid score above {threshold:.4g}."
-  ]
 
 
 def _usage(pipeline: str, task: dict, mask: str) -> str:

@@ -14,7 +14,7 @@ from common import input_files
 from common.console import counted
 from common.errors import DataError
 from common.settings import run_with, setting
-from records import data_set, record_files, record_report, tfrecord
+from records import data_set, record_files, record_report
 from text_encoders.kinds import VocabularyFiles
 
 _MAX_VOCAB_SIZE = 1 << 31  # where no vocabulary is known: ids are int32
@@ -59,9 +59,8 @@ def inspect_data_set(
     vocab_size = encoder.vocab_size if encoder else _MAX_VOCAB_SIZE
     features, masks = data_set.features_of_first(paths, vocab_size), None
     infos, pairs = {}, True
-    print(f"{', '.join(paths[:2])}{', ...' if len(paths) > 2 else ''}")
-    scanned = sum(not os.path.exists(p + tfrecord.INDEX_SUFFIX) for p in paths)
-    print(f"  no manifest: {scanned} of {len(paths)} files indexed by a scan")
+    others = ", ..." if len(paths) > 2 else ""
+    print(f"{', '.join(paths[:2])}{others}\n  no manifest")
   if settings.num_examples:
     print(f"\n{record_report.legend(features, encoder)}\n")
     examples = record_report.examples(paths, features, masks, encoder, pairs)

@@ -82,7 +82,7 @@ def test_rows_that_must_all_be_there(tmp_path):
     ("a.jsonl", '{"a": 1}\n{"a":\n', "line 2 is no JSON object"),
     ("a.jsonl", "[1]\n", r"line 1 is no JSON object: it is \[1\]"),
     ("a.xlsx", "x", "a.xlsx: no JSON lines, .*.tsv"),
-    ("a.tsv", "text\n\udcff\n", "a.tsv: 'utf-8' codec can't decode byte 0xff"),
+    ("a.tsv", "text\n\udcff\n", r"a.tsv: line 2: not UTF-8 \(0xff\)"),
   ],
 )
 def test_errors(tmp_path, name, text, words):
