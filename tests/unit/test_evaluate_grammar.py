@@ -191,7 +191,7 @@ def test_pairs_of_a_file(tmp_path):
 @pytest.mark.parametrize(
   "data, message",
   [
-    (b"{}\n{", "line 1: .*: sentence_good is missing"),
+    (b"{}\n{}", "line 1: .*: sentence_good is missing"),
     (b"\n{", "line 2 is no JSON object"),
     (b"\n[]", "line 2 is no JSON object"),
     (json.dumps({**GOOD, "UID": 3}).encode(), "line 1: .*UID is 3, not text"),
