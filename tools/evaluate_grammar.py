@@ -39,7 +39,7 @@ class Settings:
 
   # fmt: off
   pairs: str = setting(help=
-    "Files with minimal pairs, names and globs: JSON lines as BLiMP's "
+    "Files with minimal pairs, names and globs: tables, as BLiMP's JSON lines "
     "(sentence_good, sentence_bad, UID, field, linguistics_term).")
   sample: int | None = _data(None,
     "Number of pairs of each paradigm to compare, always the same ones. "
