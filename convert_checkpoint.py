@@ -112,12 +112,14 @@ def _task(source: Source, values: dict) -> dict:
   if task["task"] == tasks.PRETRAINING:
     task["task"] = weights.kind_of(source.bert, values)
   labels, bias = task.get("labels"), values.get(tasks.label_bias(values), ())
-  # No labels mean a regression, which has one output.
-  if labels is not None and len(bias) not in (0, len(labels) or 1):
+  if labels and len(bias) not in (0, len(labels)):
     raise UserError(
       f"{source.path}: {len(labels)} names of labels ({TASK_FILE} beside "
       f"it has them), but the classifier has {len(bias)}"
     )
+  # No labels mean a regression, which has one output.
+  if labels == [] and len(bias) > 1:
+    del task["labels"]
   return task
 
 
