@@ -79,19 +79,16 @@ class Description:
   @property
   def training(self) -> dict | None:
     """The newest start that trained: one that only evaluates has no plan."""
-    for start in reversed(self.starts):
-      if start.get("plan"):
-        return start
-    return None
+    return self.start_of(None) or None
 
   def start_of(self, step: int | None) -> dict:
-    """The start that made update `step`; {} if no training is known."""
+    """The start that made update `step`, or the newest; {} if none trained."""
+    trainings = [start for start in self.starts if start.get("plan")]
     # The last that fits: later ones found nothing left, or made later updates.
-    for start in reversed(self.starts):
-      first = start.get("first_update", 0)
-      if start.get("plan") and (step is None or first < max(1, step)):
+    for start in reversed(trainings):
+      if step is None or start.get("first_update", 0) < max(1, step):
         return start
-    return self.training or {}
+    return trainings[-1] if trainings else {}
 
   @property
   def is_huggingface(self) -> bool:
