@@ -321,8 +321,9 @@ def measured_search(
   collection: beir.Collection, vectors: np.ndarray
 ) -> dict[str, float]:
   """Metrics of the vectors of queries and then documents, [texts, d]."""
-  both = np.split(vectors, [len(collection.queries)])
-  best, results = nearest.top_k(*both, measures.SEARCHED), {}
+  queries, documents = np.split(vectors, [len(collection.queries)])
+  best = nearest.top_k(queries, documents, measures.SEARCHED)
+  results = {}
   for name, value in measures.evaluate(collection, *best).items():
     results[name.replace("@", "_at_")] = value
   return results
