@@ -199,9 +199,10 @@ def evaluator(config: PretrainingConfig, comm, training=None) -> Evaluator:
   source = input_pipeline.open_records(files, config, comm, training=False)
   if not training:
     run_start.check_vocabulary(config, source.describe())
+    bert = run_start.evaluated_bert(config, comm)
   else:
     # Of all stages: held-out text must be in none of them.
-    trained = [*training.paths]
+    bert, trained = config.stage_bert, [*training.paths]
     for item in config.stages or ():
       with contextlib.suppress(DataError):  # an ended stage's may be gone
         trained += input_files.expand_patterns(item.get("input_file", ""))
@@ -217,7 +218,7 @@ def evaluator(config: PretrainingConfig, comm, training=None) -> Evaluator:
   with averages.evaluated_scope(config.evaluate_average, config.do_train):
     sums = modeling.pretraining_model(
       stream.next,
-      config.stage_bert,
+      bert,
       is_training=False,
       policy=mixed_precision.policy_of(config),
       slices=Slices(comm.tensor_parallel),

@@ -3,6 +3,7 @@
 A cooldown (--cooldown_from) is the last stage of a run, but in another folder.
 """
 
+import dataclasses
 import os
 
 from checkpoints import agreement, checkpoint_files, description, metrics
@@ -10,6 +11,7 @@ from checkpoints.checkpoint_files import Checkpoint, CheckpointFiles
 from checkpoints.description import Description
 from common.errors import UserError
 from config import training_plan
+from config.bert_config import BertConfig
 
 STAGE = "training_state/stage"  # a checkpoint's variable
 # What a stage that has begun may change.
@@ -44,6 +46,20 @@ def _newest_start(config, snapshot) -> list[int] | None:
     now = begun_stages(config.stages, start[0])
     agreement.agree(was, now, before.folder, (agreement.START,))
   return start
+
+
+def evaluated_bert(config, comm) -> BertConfig:
+  """The model that an evaluation alone reads; on all ranks.
+
+  A run that has stopped has that of its newest checkpoint's stage.
+  """
+  bert, folder = config.bert, config.output_dir or ""
+  if comm.is_root and checkpoint_files.has_begun(folder):
+    newest = CheckpointFiles(folder, keep=1).newest_whole()
+    step = checkpoint_files.step_of(newest) if newest else None
+    about = dataclasses.replace(description.read(folder), step=step)
+    bert = about.bert or bert
+  return comm.from_root(bert)
 
 
 def begun_stages(stages, number: int) -> dict:

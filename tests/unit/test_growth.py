@@ -10,6 +10,7 @@ from samples import TINY, write_config
 from test_run_pretraining import settled_flags
 from test_stages import assert_same_checkpoint, staged
 
+import run_pretraining
 from checkpoints import checkpoint_files
 from checkpoints.snapshot import Snapshot
 from common.errors import UserError
@@ -17,6 +18,7 @@ from common.tensorflow_v1 import tf
 from config import stages
 from config.bert_config import BertConfig
 from config.stages import Growth
+from gradients.distributed import Comm
 from interop import inference, model_source
 from model import growth, weights
 
@@ -178,6 +180,13 @@ def test_a_run_that_grows(tiny_run, tmp_path, capsys, method, optimizer):
   for update in (3, 5):
     with runs.ended_after(update):
       runs.pretrain(tiny_run, killed, **settings)
+    config, _ = settled_flags(
+      do_train=False, do_eval=True, input_file=tiny_run[1],
+      output_dir=str(killed), max_eval_steps=1, max_seq_length=32,
+      max_predictions_per_seq=5, xla="off",
+    )  # fmt: skip
+    results = run_pretraining.pretrain(config, Comm())["evaluation"]
+    assert results["global_step"] == update
   runs.pretrain(tiny_run, killed, **settings)
   for step in (3, 7):
     assert_same_checkpoint(killed, whole, step)
