@@ -3,6 +3,7 @@
 lockstep/ has two slices.
 """
 
+import finetuning_runs
 import numpy as np
 import pytest
 import runs
@@ -91,6 +92,35 @@ def test_two_by_two_equal_one_and_their_gradients(packed_run, tmp_path):
   assert runs.metrics(tmp_path / "four") == pytest.approx(
     runs.metrics(tmp_path / "one"), rel=1e-5
   )
+
+
+@pytest.mark.slow
+def test_two_by_two_compare_the_texts_of_one(tmp_path, letters):
+  """An embedder's update in two passes, with ZeRO between two models."""
+  finetuning_runs.maker("embed", tmp_path, letters, **MODEL, **NO_DROPOUT)
+  command = [f"{runs.ROOT}/run_embedder.py", "--do_train", "--xla=off"]
+  for name, value in dict(
+    train_file=tmp_path / "a.jsonl", bert_config_file=tmp_path / "config.json",
+    vocab_file=letters, max_seq_length=64, learning_rate=1e-3,
+    global_batch_size=32, examples_per_record=2, log_every_steps=1,
+  ).items():  # fmt: skip
+    command.append(f"--{name}={value}")
+  one, four = tmp_path / "one", tmp_path / "four"
+  for folder, ranks, flags in (
+    (one, 1, ["--train_batch_size=32"]),
+    (four, 4, ["--train_batch_size=8", "--tensor_parallel=2", "--zero=1"]),
+  ):
+    flags = [*flags, f"--output_dir={folder}"]
+    process = runs.launch([*command, *flags], ranks)
+    assert process.returncode == 0, process.stderr[-3000:]
+  plan = runs.read_json(four, "run.json")["runs"][0]["plan"]
+  assert plan["ranks"] == 2 and plan["accumulation"] > 1
+  for key, tolerance in (("loss", 1e-6), ("grad_norm", 1e-5)):
+    pair = [runs.metrics(folder, key) for folder in (four, one)]
+    np.testing.assert_allclose(*pair, rtol=tolerance, atol=1e-6, err_msg=key)
+  weights = runs.weights(four)
+  for name, value in runs.weights(one).items():
+    np.testing.assert_allclose(weights[name], value, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.slow
