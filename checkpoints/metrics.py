@@ -68,10 +68,10 @@ def forget_after(output_dir: str, name: str, step: int) -> None:
 
 def was_evaluated(output_dir: str, step: int, on: str) -> bool:
   """Whether there is an evaluation of update `step` on the records `on`."""
-  return any(
-    results["global_step"] == step and results.get(EVALUATION_SET) == on
-    for results in evaluations(output_dir, step)
-  )
+  for results in evaluations(output_dir, step):
+    if results["global_step"] == step and results.get(EVALUATION_SET) == on:
+      return True
+  return False
 
 
 def best_evaluation(output_dir: str, step: int, by: BestBy) -> int | None:
@@ -136,12 +136,10 @@ class MetricsLog:
     self._flush()
     if self._trouble and not reported:
       tell(f"{self._path}: {self._trouble}; training continues and tries again")
-    values = [
-      later.tf.Summary.Value(tag=f"{self._tag}/{key}", simple_value=value)
-      for key, value in report.items()
-      if isinstance(value, (int, float)) and key != "global_step"
-    ]
-    summary = later.tf.Summary(value=values)
+    summary = later.tf.Summary()
+    for key, value in report.items():
+      if isinstance(value, (int, float)) and key != "global_step":
+        summary.value.add(tag=f"{self._tag}/{key}", simple_value=value)
     self._add_event("summary", summary, report["global_step"])
 
   def _add_event(self, kind: str, event, step: int) -> None:

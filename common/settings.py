@@ -178,24 +178,23 @@ def settings_of(kind: Any) -> Iterator[Setting]:
 
 def check(settings) -> None:
   """Raises `UserError` for a value that its field or another one forbids."""
-  # A dataclass inside has checked itself.
-  declared = [one for _, one in _declared(type(settings)) if one]
-  values = {one.name: getattr(settings, one.name) for one in declared}
-  used = [
-    one for one in declared if values[one.name] not in (None, one.default)
-  ]
-  names = {one.name for one in used}
-  for one in used:
-    if one.needs and one.needs not in names:
+  used: dict[str, Setting] = {}
+  for _, one in _declared(type(settings)):
+    if one is None:  # a dataclass, which has checked itself
+      continue
+    if getattr(settings, one.name) not in (None, one.default):
+      used[one.name] = one
+  for one in used.values():
+    if one.needs and one.needs not in used:
       raise UserError(f"--{one.name} needs --{one.needs}")
-    for other in names.intersection(one.excludes):
+    for other in used.keys() & one.excludes:
       raise UserError(
         f"--{one.name} does not go with --{other}: leave one of them out"
       )
-  for one in declared:
-    value = values[one.name]
+  for one in used.values():
+    value = getattr(settings, one.name)
     # `read` has checked its text.
-    if not one.read and value is not None and (problem := one.problem(value)):
+    if not one.read and (problem := one.problem(value)):
       value = ",".join(value) if one.kind is tuple else value
       raise UserError(f"--{one.name}={value}: {problem}")
 

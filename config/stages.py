@@ -69,10 +69,10 @@ def read(path: str) -> tuple[dict, ...]:
     raise UserError(f"--stages: {e}") from e
   if not (isinstance(items, list) and items):
     raise UserError(f"--stages={path}: must be a list of stages")
-  return tuple(
-    read_item(item, f"--stages={path}, stage {number}")
-    for number, item in enumerate(items, 1)
-  )
+  checked = []
+  for number, item in enumerate(items, 1):
+    checked.append(read_item(item, f"--stages={path}, stage {number}"))
+  return tuple(checked)
 
 
 def read_item(item, where: str) -> dict:
@@ -147,10 +147,10 @@ def check_models(bert: BertConfig, items) -> None:
     with _in_stage(number):
       how.large.validate("the BERT config of the stage")
       before, now = how.small.meaning(), how.large.meaning()
-      heads = [
-        (model.head_size, model.num_attention_heads // model.key_value_heads)
-        for model in (how.small, how.large)
-      ]
+      heads = []
+      for model in (how.small, how.large):
+        readers = model.num_attention_heads // model.key_value_heads
+        heads.append((model.head_size, readers))
       shrinks = any(now[key] < before[key] for key in _SIZES)
       if shrinks or heads[0] != heads[1]:
         raise UserError(

@@ -115,14 +115,15 @@ class Squad(FinetuningTask):
   def write_predictions(self, source, outputs):
     """SQuAD's official format: id -> text; also the n best and null odds."""
     config = self.config
-    texts, candidates, odds = {}, {}, {}
+    texts, odds = {}, {}
+    candidates: dict[str, list] = {}
     for question, answers in source.answers(outputs["logits"]).items():
       texts[question] = answers.text(config.threshold)
       odds[question] = answers.null_odds
-      candidates[question] = [
-        {"text": answer.text, "probability": share, **answer._asdict()}
-        for answer, share in answers.shares(config)
-      ]
+      candidates[question] = []
+      for answer, share in answers.shares(config):
+        shown = {"text": answer.text, "probability": share}
+        candidates[question].append(shown | answer._asdict())
     files = {PREDICTIONS_FILE: texts, NBEST_FILE: candidates}
     if config.version_2_with_negative:
       files[NULL_ODDS_FILE] = odds

@@ -471,9 +471,9 @@ def nearest(
 def lacks(config: BertConfig, head: Head, ids: dict[str, int]) -> str:
   """What the nearest type lacks of a model with this head; "" if nothing."""
   kind, _ = nearest(config, [head])
-  keys = [
-    key + kind.why.get(key, "") for key in kind.unsaid(config, [head], ids)
-  ]
+  keys = []
+  for key in kind.unsaid(config, [head], ids):
+    keys.append(key + kind.why.get(key, ""))
   # Any type has a model without a head, for what needs no weights.
   if head.bias and head not in kind.heads:
     keys.append(f"this {head.name}")

@@ -64,10 +64,9 @@ class SampledLogits(NamedTuple):
     bias = kernels.gather_rows(self.bias, ids)
     number = self.sampling.number
     others = tf.matmul(self.hidden, rows[:number], transpose_b=True)
-    hidden, right, its_bias = (
-      tf.cast(x, policy.losses)
-      for x in (self.hidden, rows[number:], bias[number:])
-    )
+    hidden = tf.cast(self.hidden, policy.losses)
+    right = tf.cast(rows[number:], policy.losses)
+    its_bias = tf.cast(bias[number:], policy.losses)
     result = kernels.sampled_cross_entropy(
       others,
       bias[:number] + log_weights,

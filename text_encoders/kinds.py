@@ -63,11 +63,12 @@ def load_tokenizer(
     raise DataError(f"name one vocabulary: give {VOCABULARY_FLAGS}")
   flag, path = named[0]
   if os.path.isdir(path):
-    inside = " or ".join(
-      f"--{flag}={os.path.join(path, name)}"
-      for flag, name in VOCABULARIES.items()
+    inside = []
+    for kind, name in VOCABULARIES.items():
+      inside.append(f"--{kind}={os.path.join(path, name)}")
+    raise DataError(
+      f"{path} is a folder: give the file in it, as {' or '.join(inside)}"
     )
-    raise DataError(f"{path} is a folder: give the file in it, as {inside}")
   encoder = BY_FLAG[flag](path, do_lower_case)
   if vocab_size is not None and encoder.vocab_size > vocab_size:
     raise DataError(
