@@ -18,15 +18,7 @@ from records import data_set, shards, tfrecord, token_store
 from records.creation_settings import IN_MANIFEST, CreationSettings
 from text_encoders import tokenizer_files
 from text_encoders.base import TokenizerInfo
-from workers import work_dir
-from workers.shared_work import (
-  Phase,
-  SharedWork,
-  Task,
-  expect_unchanged,
-  share,
-  states_of,
-)
+from workers import leases, shared_work, work_dir
 
 _BLOCK_BYTES = 16 << 20  # about, of the records that a worker holds at a time
 _MAX_DEFAULT_SHARDS = 4096
@@ -55,7 +47,7 @@ def create(
   begin = time.monotonic()
   paths = input_files.expand_patterns(settings.input_file)
   claim(settings, paths, settings.explicit_shards)
-  states = states_of(paths)
+  states = shared_work.states_of(paths)
   pieces = text_files.split_into_pieces(paths, settings.text)
   # The tokenizer is loaded here, so that its errors come early.
   vocabularies = settings.named_vocabulary()
@@ -66,10 +58,10 @@ def create(
   tokenizer = dataclasses.replace(info, file=encoder.file)
   settings = dataclasses.replace(settings, do_lower_case=info.do_lower_case)
 
-  def make(work: SharedWork) -> Summary:
+  def make(work: shared_work.SharedWork) -> Summary:
     creation = _Creation(settings, work, paths, tokenizer)
     counts, kept_bytes = creation.tokenize(pieces)
-    expect_unchanged(states)
+    shared_work.expect_unchanged(states)
     results, kept_shards = creation.make_shards(counts)
     work.await_publishing()
     manifest = _manifest(settings, info, counts, results)
@@ -92,7 +84,7 @@ def create(
   job = work_dir.Job(
     settings.work_folder, plan, "--output_file", settings.folder
   )
-  return share(make, job, worker, settings.workers.num_workers)
+  return shared_work.share(make, job, worker, settings.workers.num_workers)
 
 
 def claim(
@@ -177,7 +169,7 @@ class _Creation(NamedTuple):
   """The steps of the work, as one of its workers does them."""
 
   settings: CreationSettings
-  work: SharedWork
+  work: shared_work.SharedWork
   inputs: list[str]
   tokenizer: TokenizerInfo
 
@@ -200,13 +192,14 @@ class _Creation(NamedTuple):
       tokenize = functools.partial(
         token_store.tokenize_piece, piece, *how, chunk_file
       )
-      tasks.append(Task(stem + ".done", tokenize, chunk_file))
+      tasks.append(leases.Task(stem + ".done", tokenize, chunk_file))
     before = set(os.listdir(chunks))
     # Chunks are joined while later ones are being made.
-    phase = Phase(tasks, self.work)
+    phase = shared_work.Phase(tasks, self.work)
     join = functools.partial(self._join, phase, pieces, before)
     what = "another worker to put the tokens together"
-    kept = self.work.once(Task(counts_file, join), what, phase.keep_going)
+    task = leases.Task(counts_file, join)
+    kept = self.work.once(task, what, phase.keep_going)
     # The store has all of it: chunks would take as much disk again.
     if kept is not None:  # this worker joined them
       for chunk in phase.chunks():
@@ -222,7 +215,7 @@ class _Creation(NamedTuple):
 
   def _join(
     self,
-    phase: Phase,
+    phase: shared_work.Phase,
     pieces: list[text_files.Piece],
     before: set[str],
     output: str,
@@ -267,8 +260,8 @@ class _Creation(NamedTuple):
       )
       path = os.path.join(folder, name + shards.RESULT_SUFFIX)
       make = functools.partial(shards.build_shard, task)
-      tasks.append(Task(path, make))
-    phase = Phase(tasks, self.work)
+      tasks.append(leases.Task(path, make))
+    phase = shared_work.Phase(tasks, self.work)
     # All shards hold about as much text.
     megabytes = counts.text_bytes / 1e6 / count
     results = phase.finish("making records", "MB", megabytes)

@@ -27,16 +27,7 @@ from interop import embedding, model_source
 from model.tasks import DOCUMENT, SIDES
 from retrieval import texts
 from retrieval.texts import Texts
-from workers import launchers, work_dir
-from workers.shared_work import (
-  Phase,
-  SharedWork,
-  Task,
-  expect_unchanged,
-  make_chunks,
-  share,
-  states_of,
-)
+from workers import launchers, leases, shared_work, work_dir
 
 _CHUNK = 1024  # texts whose vectors are in memory at once
 _TYPES = ("float32", "float16")
@@ -134,7 +125,7 @@ def _embed_piece(
       np.savez(f, names=np.array(names), vectors=vectors, empty=empty)
 
   chunk_file = functools.partial(_chunk_file, path)
-  make_chunks(output, chunk_file, _in_chunks(piece.read()), make)
+  shared_work.make_chunks(output, chunk_file, _in_chunks(piece.read()), make)
 
 
 def _chunk_file(done_file: str, number: int) -> str:
@@ -185,20 +176,21 @@ def embed(
   source = settings.texts(settings.input)
   paths = dict.fromkeys(piece.path for piece in source.pieces)
   input_files.check_not_written(paths, "--input", settings.output)
-  states = states_of(paths)
+  states = shared_work.states_of(paths)
   # By its checkpoint, beside which a run may be saving others.
   model = model_source.find(model, settings.parts).path
 
-  def make(work: SharedWork) -> list[str]:
+  def make(work: shared_work.SharedWork) -> list[str]:
     folder, tasks = work.folder("vectors"), []
     for number, piece in enumerate(source.pieces):
       path = f"{folder}/{number:06d}.json"
       part = source._replace(pieces=[piece])
       work_on = functools.partial(_embed_piece, settings, model, part, path)
-      tasks.append(Task(path, work_on, functools.partial(_chunk_file, path)))
-    phase = Phase(tasks, work)
+      chunk_file = functools.partial(_chunk_file, path)
+      tasks.append(leases.Task(path, work_on, chunk_file))
+    phase = shared_work.Phase(tasks, work)
     phase.finish("embedding")
-    expect_unchanged(states)
+    shared_work.expect_unchanged(states)
     chunks, rows, empty = [*phase.chunks()], 0, 0
     for name in chunks:
       chunk = np.load(name)
@@ -207,7 +199,8 @@ def embed(
     if not rows:
       raise DataError(f"{settings.input}: no texts")
     path = os.path.join(work.folder("joined"), f"vectors{kind}")
-    task = Task(path, lambda target: _WRITERS[kind](target, chunks, rows))
+    write = _WRITERS[kind]
+    task = leases.Task(path, lambda target: write(target, chunks, rows))
     work.once(task, "another worker to join the vectors")
     work.await_publishing()
     work.publish([(path, output)])
@@ -220,7 +213,7 @@ def embed(
   del plan["workers"]
   folder = os.path.dirname(settings.output)
   job = work_dir.Job(output.work_folder(), plan, "--output", folder)
-  return share(make, job, worker, settings.workers.num_workers)
+  return shared_work.share(make, job, worker, settings.workers.num_workers)
 
 
 def main(settings: EmbedSettings, model: str) -> None:
