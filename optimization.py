@@ -8,13 +8,8 @@ from typing import NamedTuple
 
 import mixed_precision
 from common.tensorflow_v1 import tf
-from config import execution, lr_schedule, training_plan
+from config import execution, lr_schedule, optimizers, training_plan
 from config.exchange_config import AllreduceConfig
-from config.optimizers import (
-  EXCLUDE_FROM_WEIGHT_DECAY,
-  WEIGHT_DECAY_RATE,
-  OptimizerConfig,
-)
 from config.pretraining import RunConfig
 from gradients import (
   all_reduce,
@@ -47,8 +42,8 @@ def create_optimizer(
   schedule = lr_schedule.Schedule(init_lr, num_train_steps, num_warmup_steps)
   optimizer = AdamWeightDecayOptimizer(
     learning_rate=schedule(step),
-    weight_decay_rate=WEIGHT_DECAY_RATE,
-    exclude_from_weight_decay=EXCLUDE_FROM_WEIGHT_DECAY,
+    weight_decay_rate=optimizers.WEIGHT_DECAY_RATE,
+    exclude_from_weight_decay=optimizers.EXCLUDE_FROM_WEIGHT_DECAY,
   )
   variables = tf.trainable_variables()
   gradients = tf.gradients(loss, variables)
@@ -272,7 +267,7 @@ def build_train_ops(
   sums: dict,
   exchange: all_reduce.AllReduce,
   loss_scale: mixed_precision.LossScale,
-  config: OptimizerConfig,
+  config: optimizers.OptimizerConfig,
   micro_batches: int = 1,
   counters: Sequence = (),
   began: int = 0,
@@ -361,7 +356,7 @@ def _verdict(squares, unscale, kept, config, began: int) -> Verdict:
   return Verdict(squares, norm, finite, spike, row, applies, bad, counted)
 
 
-def _clip(grad_norm, config: OptimizerConfig):
+def _clip(grad_norm, config: optimizers.OptimizerConfig):
   """The factor of gradients by their global norm."""
   if config.prenormalize:
     return 1.0 / tf.maximum(grad_norm, _TINY)
