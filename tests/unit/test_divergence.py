@@ -1,6 +1,5 @@
 """A run that is beyond repair stops, says where, and leaves what was good."""
 
-import dataclasses
 import os
 import types
 
@@ -11,7 +10,6 @@ from checkpoints import checkpointing
 from checkpoints.metrics import read_jsonl
 from checkpoints.snapshot import Snapshot
 from common.tensorflow_v1 import tf
-from config import training_plan
 from config.precision import LossScaleConfig
 from gradients import distributed
 from records import record_order
@@ -208,15 +206,3 @@ def test_a_rank_commits_only_with_all_others(tmp_path):
     with pytest.raises(distributed.RankLost):
       checkpointer.commit(session, 21)
   assert snapshot.step == 14 and snapshot.values["weight"] == 1.0
-
-
-def test_a_stage_has_its_own_rate_to_lower(tiny_run):
-  stage = training_plan.Stage()
-  config = runs.config(tiny_run, "run", learning_rate=1e-3)
-  assert config.lower_rate(stage)[1] == ["--learning_rate=0.0005"]
-  steps = type(config).num_train_steps
-  stages = ({"learning_rate": 1e-3, "num_train_steps": 20},)
-  config = dataclasses.replace(config, stages=stages, num_train_steps=steps)
-  assert config.lower_rate(stage) == (
-    'give stage 1 of --stages "learning_rate": 0.0005', []
-  )  # fmt: skip
