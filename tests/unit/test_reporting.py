@@ -296,7 +296,7 @@ def test_model_flops_of_finetuning_are_those_of_the_graph(kind, pooling):
     ),
     "squad": (tasks.SQUAD, squad.Squad.head, 2, 2),
   }[kind]  # fmt: skip
-  task = types.SimpleNamespace(config=config, outputs=outputs)
+  task = types.SimpleNamespace(config=config, outputs=outputs, slices=None)
   task.losses_and_correct = types.MethodType(
     classification.Classification.losses_and_correct, task
   )
