@@ -179,9 +179,10 @@ def test_heads_read_what_the_config_pools(keys, is_packed):
     tf.ones([B, examples]),
   )
   config = types.SimpleNamespace(
-    bert=bert, precision="fp32", precision_policy=(), recompute=()
-  )
-  task = types.SimpleNamespace(config=config, outputs=3)
+    bert=bert, precision="fp32", precision_policy=(), recompute=(),
+    kind="classifier",
+  )  # fmt: skip
+  task = types.SimpleNamespace(config=config, outputs=3, slices=None)
   task.losses_and_correct = types.MethodType(
     classification.Classification.losses_and_correct, task
   )
