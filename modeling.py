@@ -437,6 +437,22 @@ def by_name(sums) -> dict:
   return {name: value for name, value in values if value is not None}
 
 
+# A head's sum of losses -> the sum of their weights. Mean losses add up.
+LOSS_WEIGHTS = {
+  "masked_lm_loss": "masked_lm_weight",
+  "next_sentence_loss": "examples",
+  "loss": "weights",
+}
+
+
+def mean_loss(sums: dict) -> tf.Tensor:
+  """The loss of global sums by name, without z-loss; float scalar."""
+  names = [name for name in LOSS_WEIGHTS if name in sums]
+  return tf.add_n(
+    [tf.div_no_nan(sums[name], sums[LOSS_WEIGHTS[name]]) for name in names]
+  )
+
+
 class PretrainingSums(NamedTuple):
   """float32 scalars, weighted sums over a micro-batch; losses in nats."""
 

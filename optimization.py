@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import mixed_precision
+import modeling
 from common.tensorflow_v1 import tf
 from config import execution, lr_schedule, optimizers, training_plan
 from config.exchange_config import AllreduceConfig
@@ -169,7 +170,8 @@ class TrainOps(NamedTuple):
   loss_scale: tf.Tensor
   dropped_micro_batches: tf.Tensor  # of this update, over all ranks
   skipped: tf.Tensor  # whether the update was skipped
-  # Deviations of the norm above recent ones', if it was skipped for that.
+  # float [2]: deviations of norm and loss above recent ones', if it was skipped
+  # for that.
   spike: tf.Tensor
   spikes_in_a_row: tf.Tensor  # float, up to this update
   skipped_updates: tf.Tensor  # int64, skipped so far, this one included
@@ -274,10 +276,9 @@ def build_train_ops(
 ) -> TrainOps:
   """The one gradient order, from a micro-batch's gradients to the update.
 
-  `gradients` are those of this micro-batch's share of the loss, times the loss
-  scale. Shares add up over micro-batches and ranks, and so do gradients and the
-  `sums` to report, name -> float scalar. Each update advances `counters`,
-  [(variable, n), ...], by n. The stage has `began` after that update.
+  `gradients`, times the loss scale, and `sums`, name -> float scalar to report,
+  are this micro-batch's; they add up over micro-batches and ranks. Each update
+  adds n to each of `counters`, [(variable, n), ...]; the stage follows `began`.
   """
   # Add up micro-batches locally; one exchange between ranks for each update.
   local = accumulate(gradients, sums, micro_batches, exchange.slices)
@@ -291,7 +292,8 @@ def build_train_ops(
   unscale = filled / tf.maximum(kept, 1.0) / loss_scale.value
 
   # Finite, and like those before? All ranks see the same sums, so all agree.
-  verdict = _verdict(exchange.half_squares(pairs), unscale, kept, config, began)
+  squares = exchange.half_squares(pairs)
+  verdict = _verdict(squares, totals, unscale, kept, config, began)
 
   # Clip by the norm of the averaged gradient, in the same pass as unscaling.
   factor = unscale * _clip(verdict.norm, config)
@@ -337,7 +339,7 @@ class Verdict(NamedTuple):
   counted: tf.Operation  # among recent norms
 
 
-def _verdict(squares, unscale, kept, config, began: int) -> Verdict:
+def _verdict(squares, sums, unscale, kept, config, began: int) -> Verdict:
   """Judges an all-reduced gradient; `unscale` makes it an average."""
   # Not tf.add_n: the order in which it adds, and so the norm's last bit, would
   # depend on which of its inputs other ops have finished with.
@@ -345,15 +347,18 @@ def _verdict(squares, unscale, kept, config, began: int) -> Verdict:
   finite = tf.is_finite(norm) & (kept > 0.0)
   if not config.spike_deviations:
     with tf.device("/cpu:0"):  # a GPU has nothing to launch for it
-      none = tf.constant(0.0)
+      none, row = tf.zeros([2]), tf.constant(0.0)
     bad = tf.logical_not(finite)
-    return Verdict(squares, norm, finite, none, none, finite, bad, tf.no_op())
+    return Verdict(squares, norm, finite, none, row, finite, bad, tf.no_op())
   guard = spikes.SpikeGuard(config.spike_deviations, began)
-  spike = tf.where(finite, guard.height(norm), tf.zeros([]))
-  applies = finite & tf.equal(spike, 0.0)
+  loss = modeling.mean_loss(sums)
+  heights = guard.heights(norm, loss)
+  is_spike = finite & tf.reduce_any(heights > 0.0)
+  heights = tf.where(is_spike, heights, tf.zeros([2]))
+  applies = finite & tf.logical_not(is_spike)
   bad = tf.logical_not(applies)
-  counted, row = guard.count(norm, spike, applies)
-  return Verdict(squares, norm, finite, spike, row, applies, bad, counted)
+  counted, row = guard.count(norm, loss, is_spike, applies)
+  return Verdict(squares, norm, finite, heights, row, applies, bad, counted)
 
 
 def _clip(grad_norm, config: optimizers.OptimizerConfig):

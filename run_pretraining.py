@@ -169,12 +169,12 @@ def losses(sums: dict) -> dict:
     results["z_loss"] = reporting.ratio(
       sums["z_loss"], sums["masked_lm_weight"]
     )
-  weights = {"masked_lm": "masked_lm_weight", "next_sentence": "examples"}
-  for head, weight in weights.items():
+  for head in ("masked_lm", "next_sentence"):
     if f"{head}_loss" not in sums:
       continue
-    loss = reporting.ratio(sums[f"{head}_loss"], sums[weight])
-    accuracy = reporting.ratio(sums[f"{head}_correct"], sums[weight])
+    weight = sums[modeling.LOSS_WEIGHTS[f"{head}_loss"]]
+    loss = reporting.ratio(sums[f"{head}_loss"], weight)
+    accuracy = reporting.ratio(sums[f"{head}_correct"], weight)
     results |= {f"{head}_loss": loss, f"{head}_accuracy": accuracy}
     # google/bert's loss: the sum of the heads'.
     if loss is not None:

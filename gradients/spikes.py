@@ -1,56 +1,88 @@
-"""Gradients whose norm is far above that of recent updates."""
+"""Updates whose gradient's norm or loss is far above those of recent ones."""
 
 from common.tensorflow_v1 import OPTIONAL_VARIABLES, tf
 from gradients import moments
 
 # Updates of which mean and deviation are known; the first ones are not judged.
 _RECENT = 100
-# Of log(norm): norms that hardly vary would make each a spike.
+# Of log(norm), and of a loss in nats: values that hardly vary would make each
+# a spike.
 _LEAST_DEVIATION = 0.05
 _TINY = 1e-30  # instead of a norm of 0
 
 
 class SpikeGuard:
-  """Judges a norm by mean and variance of log(norm) over recent updates.
+  """Compares log(norm) and loss with their means over recent updates.
 
-  They are in checkpoints, and the same on all ranks, as the norm is. Updates
-  that were skipped do not count. A stage has statistics of its own, because
-  other batches have other norms; `began` is the update before its first one.
+  Means and variances are in checkpoints, and the same on all ranks, as norm and
+  loss are. Updates that were skipped do not count. A stage has statistics of
+  its own, because other batches have other norms.
   """
 
   def __init__(self, deviations: float, began: int = 0):
-    """`deviations` above the mean make a spike."""
+    """`deviations` above a mean make a spike, in the stage after `began`."""
     self._limit = deviations
-    self._recent = moments.state("spike_guard/recent", [3])
-    self._row = moments.state("spike_guard/in_a_row")
-    for variable in (self._recent, self._row):
-      tf.add_to_collection(OPTIONAL_VARIABLES, variable)
+    self._norms = _Recent("recent", began)
+    self._losses = _Recent("recent_losses", began)
+    self._row = _variable("in_a_row", [])
+
+  def heights(self, norm, loss) -> tf.Tensor:
+    """float [2]: deviations of a spike's norm and loss above the means.
+
+    0 stands for what is no spike, and for what is not a number.
+    """
+    heights = [self._norms.height(_log(norm)), self._losses.height(loss)]
+    heights = tf.stack(heights)
+    return tf.where(heights > self._limit, heights, tf.zeros([2]))
+
+  def count(self, norm, loss, spike, applied) -> tuple[tf.Operation, tf.Tensor]:
+    """Counts an update, if it was `applied`; spikes in a row, float.
+
+    spike: bool, whether its norm or its loss is one.
+    """
+    row = tf.convert_to_tensor(self._row)
+    row = tf.where(spike, row + 1.0, row)
+    row = tf.where(applied, tf.zeros_like(row), row)
+    counted = [
+      self._norms.with_value(_log(norm), applied),
+      self._losses.with_value(loss, applied),
+      (self._row, row),
+    ]
+    return tf.group(*moments.assign_all(counted)), row
+
+
+class _Recent:
+  """Mean and variance of a value over recent updates."""
+
+  def __init__(self, name: str, began: int):
+    self._state = _variable(name, [3])
     step = tf.convert_to_tensor(tf.train.get_or_create_global_step())
-    state = tf.convert_to_tensor(self._recent)
+    state = tf.convert_to_tensor(self._state)
     state = tf.where(tf.equal(step, began), tf.zeros([3]), state)
     self._mean, self._variance, self._count = tf.unstack(state)
 
-  def height(self, norm: tf.Tensor) -> tf.Tensor:
-    """How many deviations a spike's norm is above the mean; 0 for no spike."""
+  def height(self, value: tf.Tensor) -> tf.Tensor:
+    """How many deviations `value` is above the mean; 0 if few are known."""
     deviation = tf.maximum(tf.sqrt(self._variance), _LEAST_DEVIATION)
-    height = (_log(norm) - self._mean) / deviation
-    is_spike = (self._count >= _RECENT) & (height > self._limit)
-    return tf.where(is_spike, height, tf.zeros_like(height))
+    height = (value - self._mean) / deviation
+    return tf.where(self._count >= _RECENT, height, tf.zeros_like(height))
 
-  def count(self, norm, height, applied) -> tuple[tf.Operation, tf.Tensor]:
-    """Counts an update's norm, if it was `applied`; spikes in a row, float."""
-    row = tf.convert_to_tensor(self._row)
-    row = tf.where(height > 0.0, row + 1.0, row)
-    row = tf.where(applied, tf.zeros_like(row), row)
+  def with_value(self, value, applied) -> tuple[tf.Variable, tf.Tensor]:
+    """The state, and what it becomes: the same if `value` does not count."""
     count = tf.minimum(self._count + 1.0, float(_RECENT))
-    change = _log(norm) - self._mean
+    change = value - self._mean
     mean = self._mean + change / count
     variance = (1.0 - 1.0 / count) * (self._variance + change**2 / count)
     old = tf.stack([self._mean, self._variance, self._count])
     new = tf.stack([mean, variance, count])
-    new = tf.where(applied, new, old)
-    counted = [(self._recent, new), (self._row, row)]
-    return tf.group(*moments.assign_all(counted)), row
+    return self._state, tf.where(applied & tf.is_finite(value), new, old)
+
+
+def _variable(name: str, shape: list) -> tf.Variable:
+  """A part of the guard's state, of 0 in a folder that has none."""
+  variable = moments.state(f"spike_guard/{name}", shape)
+  tf.add_to_collection(OPTIONAL_VARIABLES, variable)
+  return variable
 
 
 def _log(norm) -> tf.Tensor:

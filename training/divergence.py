@@ -49,7 +49,7 @@ class Guard:
 
   def check(self, step: int, update: dict) -> None:
     """Raises `DivergedError` on all ranks after `PATIENCE` bad in a row."""
-    if update["spike"]:  # it has changed no weights
+    if update["spike"].any():  # it has changed no weights
       self._after_spike(step, update)
       return
     # While the loss scale can still fall the next update may be finite.
@@ -93,7 +93,7 @@ class Guard:
     run.checkpointer.restore.rewind(run.session, to)
     say(
       run.comm,
-      f"update {step:,}: {in_a_row} gradients in a row were far above those "
+      f"update {step:,}: {in_a_row} updates in a row were far above those "
       f"before, so weights and moments are those of update {to:,} again; "
       "training goes on with the records that follow",
     )
@@ -122,9 +122,10 @@ class Guard:
     count = step - first["update"] + 1
     what = f"gradients are not finite for {count} updates in a row"
     why = f"loss scale {self._last['loss_scale']:g}, which cannot fall"
-    if self._last["spike"]:
+    if self._last["spike"].any():
       what = (
-        f"gradients are far above those before for {count} updates in a row"
+        f"gradients or losses are far above those before for {count} updates "
+        "in a row"
       )
       why = "--spike_deviations=0 trains on them"
     reason = (
@@ -164,14 +165,33 @@ class Guard:
   def _tell_spike(self, step: int, update: dict) -> None:
     """Names an update that was skipped, in a line and in a file."""
     path = os.path.join(self._run.config.output_dir, SPIKES_FILE)
-    numbers = {key: float(update[key]) for key in ("grad_norm", "spike")}
     records = self._records(step)
-    spike = {"update": step, **numbers, "records": records}
+    norm = float(update["grad_norm"])
+    loss = self._run.task.summarize(update["sums"])["loss"]
+    norm_deviations, loss_deviations = update["spike"].tolist()
+    spike = {
+      "update": step,
+      "grad_norm": norm,
+      "loss": loss,
+      "norm_deviations": norm_deviations,
+      "loss_deviations": loss_deviations,
+      "records": records,
+    }
     with open(path, "a", encoding="utf-8") as f:
       print(json.dumps(spike), file=f)
+    reasons = []
+    if norm_deviations:
+      reasons.append(
+        f"the gradient's norm {norm:.3g} is {norm_deviations:.1f} deviations "
+        "above those before"
+      )
+    if loss_deviations:
+      reasons.append(
+        f"the loss {loss:.3g} is {loss_deviations:.1f} deviations above those "
+        "before"
+      )
     tell(
-      f"update {step}: skipped, the gradient's norm {numbers['grad_norm']:.3g} "
-      f"is {numbers['spike']:.1f} deviations above those before. Its records: "
+      f"update {step}: skipped, {' and '.join(reasons)}. Its records: "
       f"{_named(records)} (all in {path})"
     )
 

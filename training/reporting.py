@@ -227,7 +227,7 @@ def tell_trouble(step: int, update: dict, variables) -> None:
   """Says on stderr if an update or a micro-batch was not finite."""
   skipped, dropped = update["skipped"], update["dropped_micro_batches"]
   # `divergence` tells of a spike, with its records.
-  if update["spike"] or not (skipped or dropped):
+  if update["spike"].any() or not (skipped or dropped):
     return
   what = "skipped" if skipped else f"{dropped:.0f} micro-batches dropped"
   which = divergence.variable_named(update, variables)

@@ -115,11 +115,13 @@ def spikes_at(monkeypatch, first, last):
   from gradients import spikes
   from training import divergence
 
-  def height(_, norm):
+  def heights(_, norm, loss):
+    del loss
     made = tf.convert_to_tensor(tf.train.get_or_create_global_step())
-    return tf.where((made >= first - 1) & (made < last), norm, 0.0 * norm)
+    spike = tf.where((made >= first - 1) & (made < last), norm, 0.0 * norm)
+    return tf.stack([spike, spike])
 
-  monkeypatch.setattr(spikes.SpikeGuard, "height", height)
+  monkeypatch.setattr(spikes.SpikeGuard, "heights", heights)
   monkeypatch.setattr(divergence, "PATIENCE", 3)
 
 

@@ -3,6 +3,7 @@
 import os
 import types
 
+import numpy as np
 import pytest
 import runs
 
@@ -147,7 +148,7 @@ def test_ten_bad_updates_that_are_not_in_a_row_are_none():
   )
   report = lambda bad, dropped=0.0: {
     "skipped": bad, "dropped_micro_batches": dropped, "loss_scale": 1.0,
-    "nonfinite_variable": -1, "spike": 0.0,
+    "nonfinite_variable": -1, "spike": np.zeros(2),
   }  # fmt: skip
   for step in range(1, 41):
     guard.check(step, report(step % divergence.PATIENCE != 0))

@@ -333,8 +333,8 @@ def update_of(dropped, **changes):
     "sums": {**sums, "tokens": 120.0 * kept}, "learning_rate": 0.5,
     "grad_norm": 2.0 if kept else 0.0, "loss_scale": 8.0, "skipped": not kept,
     "skipped_updates": int(not kept), "dropped_micro_batches": dropped,
-    "trust_ratios": np.zeros(0), "records": 10, "spike": 0.0, "seconds": 2.0,
-    "input_seconds": 0.0, "all_reduce_seconds": 0.0, **changes,
+    "trust_ratios": np.zeros(0), "records": 10, "spike": np.zeros(2),
+    "seconds": 2.0, "input_seconds": 0.0, "all_reduce_seconds": 0.0, **changes,
   }  # fmt: skip
 
 

@@ -13,19 +13,21 @@ from gradients import spikes
 from training import divergence
 
 
-def judged(norms, deviations=6.0, began=0):
-  """Heights of a sequence of norms, by a guard of its own."""
+def judged(norms, losses, deviations=6.0, began=0):
+  """Heights, [updates, 2], of norms and losses, by a guard of its own."""
   with tf.Graph().as_default(), tf.Session() as session:
-    norm = tf.placeholder(tf.float32, [])
+    norm, loss = tf.placeholder(tf.float32, []), tf.placeholder(tf.float32, [])
     guard = spikes.SpikeGuard(deviations, began)
-    height = guard.height(norm)
-    counted, _ = guard.count(norm, height, tf.equal(height, 0.0))
+    heights = guard.heights(norm, loss)
+    spike = tf.reduce_any(heights > 0.0)
+    counted, _ = guard.count(norm, loss, spike, tf.logical_not(spike))
     step = tf.train.get_or_create_global_step()
-    with tf.control_dependencies([counted, height]):
+    with tf.control_dependencies([counted, heights]):
       advanced = step.assign_add(1)
     session.run(tf.global_variables_initializer())
-    fetches = [height, advanced]
-    return [float(session.run(fetches, {norm: n})[0]) for n in norms]
+    pairs = zip(norms, losses, strict=True)
+    fed = [dict(zip((norm, loss), pair, strict=True)) for pair in pairs]
+    return np.array([session.run([heights, advanced], f)[0] for f in fed])
 
 
 def test_a_norm_far_above_recent_ones_is_a_spike():
@@ -34,9 +36,24 @@ def test_a_norm_far_above_recent_ones_is_a_spike():
   logs = np.log(usual)
   want = (np.log(20.0) - logs.mean()) / logs.std()
   assert want > 10
-  heights = judged([*usual, 20.0, 20.0, 1.0, 0.001])
-  np.testing.assert_allclose(heights[100:102], want, rtol=1e-4)
-  assert heights[:100] + heights[102:] == [0.0] * 102
+  heights = judged([*usual, 20.0, 20.0, 1.0, 0.001], [4.0] * 104)
+  np.testing.assert_allclose(heights[100:102, 0], want, rtol=1e-4)
+  heights[100:102, 0] = 0.0
+  assert not heights.any()
+
+
+def test_a_loss_far_above_recent_ones_is_a_spike():
+  """By numpy's mean and deviation; what is not a number does not count."""
+  usual = np.random.default_rng(0).normal(4.0, 0.2, 100)
+  want = (9.0 - usual.mean()) / usual.std()
+  assert want > 10
+  losses = [*usual, 9.0, np.nan, 9.0, 4.0, 1.0]
+  heights = judged([1.0] * 105, losses)
+  np.testing.assert_allclose(heights[[100, 102], 1], want, rtol=1e-4)
+  heights[[100, 102], 1] = 0.0
+  assert not heights.any()
+  both = judged([*[1.0] * 100, 50.0, 1.0], [*usual, 9.0, 4.0])
+  assert (both[100] > 10).all() and not both[101].any()
 
 
 @pytest.mark.parametrize(
@@ -52,8 +69,7 @@ def test_a_norm_far_above_recent_ones_is_a_spike():
   ids=str,
 )
 def test_others_are_none(norms, deviations, began):
-  heights = judged(norms, deviations, began)
-  assert np.nan_to_num(heights).tolist() == [0.0] * len(norms)
+  assert not judged(norms, [4.0] * len(norms), deviations, began).any()
 
 
 def test_a_run_names_spikes_and_resumes(tiny_run, tmp_path, monkeypatch, capfd):
@@ -70,9 +86,13 @@ def test_a_run_names_spikes_and_resumes(tiny_run, tmp_path, monkeypatch, capfd):
   lines = (whole / divergence.SPIKES_FILE).read_text().splitlines()
   named = [json.loads(line) for line in lines]
   assert [n["update"] for n in named] == (1 + np.flatnonzero(skipped)).tolist()
-  assert len(named[0]["records"]) == 24 and named[0]["spike"] > 0.01
-  line = f"update {named[0]['update']}: skipped, the gradient's norm"
-  assert line in capfd.readouterr().err
+  assert len(named[0]["records"]) == 24
+  reports, err = runs.metrics(whole, "loss"), capfd.readouterr().err
+  for spike in named:
+    assert spike["loss"] == reports[spike["update"] - 1]
+    # Losses fall.
+    assert spike["norm_deviations"] > 0.01 and not spike["loss_deviations"]
+    assert f"update {spike['update']}: skipped, the gradient's norm" in err
 
 
 @pytest.mark.parametrize("first, stops", [(1, 3), (9, 14)])
@@ -85,8 +105,8 @@ def test_only_spikes_stop_a_run(tiny_run, tmp_path, monkeypatch, first, stops):
       optimizer={"spike_deviations": 6.0},
     )  # fmt: skip
   message, count = str(error.value), stops - first + 1
-  words = f"update {stops}: gradients are far above those before for {count}"
-  assert message.startswith(words)
+  words = f"update {stops}: gradients or losses are far above those before for"
+  assert message.startswith(f"{words} {count} updates in a row")
   assert "--spike_deviations=0 trains on them" in message
 
 
@@ -102,8 +122,9 @@ def test_many_in_a_row_go_back_to_weights_of_before(
     allreduce=AllreduceConfig(zero=zero),
   )  # fmt: skip
   runs.pretrain(tiny_run, tmp_path, num_train_steps=11, **settings)
-  line = "3 gradients in a row were far above those before, so weights and"
-  assert line in capfd.readouterr().err
+  line = "3 updates in a row were far above those before, so weights and"
+  err = capfd.readouterr().err
+  assert line in err and " above those before and the loss " in err
   before, after = (
     runs.weights(tmp_path / f"model.ckpt-{step}") for step in (4, 11)
   )
