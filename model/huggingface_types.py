@@ -9,6 +9,8 @@ import collections
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from config.bert_config import BertConfig
 from model import tasks
 from model import weights as w
@@ -171,6 +173,11 @@ class ModelType:
       tensors.update(of_part)
     return tensors
 
+  def rows(self, weight: w.Weight, config: BertConfig) -> np.ndarray | None:
+    """Which of our columns each of the tensor's rows is; None: the same."""
+    del weight, config
+    return None
+
   def tied(self) -> dict[str, str]:
     """A tensor -> the one that it equals, if the config does not untie it."""
     words, head = self.module(_WORDS, 0), self.module("cls/predictions", 0)
@@ -280,6 +287,35 @@ class _Roberta(_Bert):
     values["position_offset"] = 1 + (values["position_offset"] or 0)
     values["max_position_embeddings"] -= values["position_offset"]
     return values
+
+
+class _RoFormer(_Bert):
+  """Rotary positions, of which it turns neighbours where we turn halves.
+
+  Its classifier of texts is another one than BERT's.
+  """
+
+  name, title, classes, base = "roformer", "RoFormer", "RoFormer", "roformer."
+  keys = _Bert.keys | _keys(vocab_size=50000, max_position_embeddings=1536)
+  implied = {"position_type": "rotary"}
+  checked = {
+    **ModelType.checked, "embedding_size": None, "rotary_value": False,
+  }  # fmt: skip
+  heads = MASKED_LM, QUESTIONS, tasks.TOKENS
+  body = (w.ENCODER,)
+
+  def write(self, config, ids):
+    content = super().write(config, ids)
+    del content["position_embedding_type"]
+    return {**content, "embedding_size": config.hidden_size}
+
+  def rows(self, weight, config):
+    if not weight.scope.endswith((w.QUERY, w.KEY)):
+      return None
+    columns = np.arange(config.hidden_size).reshape(
+      -1, 2, config.head_size // 2
+    )
+    return columns.swapaxes(1, 2).ravel()
 
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"  # types of layers
@@ -457,7 +493,8 @@ class _EuroBert(_PreNorm):
     return {**content, "rope_parameters": rope, "rope_theta": theta}
 
 
-TYPES = {t.name: t for t in (_Bert(), _Roberta(), _ModernBert(), _EuroBert())}
+_TYPES = _Bert(), _Roberta(), _RoFormer(), _ModernBert(), _EuroBert()
+TYPES = {kind.name: kind for kind in _TYPES}
 
 
 def nearest(

@@ -105,8 +105,9 @@ def to_huggingface(
     if of_tensor[0].name in values:
       parts = []
       for weight in of_tensor:
-        value = values[weight.name]
-        parts.append(value.T if weight.is_kernel else value)
+        value, rows = values[weight.name], kind.rows(weight, config)
+        part = value.T if weight.is_kernel else value
+        parts.append(part if rows is None else part[rows])
         unknown.discard(weight.name)
       # safetensors writes the memory as it is, so it must be contiguous.
       whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -120,7 +121,7 @@ def to_huggingface(
 
 
 def _parted(
-  weights: Sequence[Weight], tensor: np.ndarray
+  weights: Sequence[Weight], tensor: np.ndarray, known: ReadConfig
 ) -> Iterator[tuple[str, np.ndarray]]:
   """Our weights of Hugging Face's tensor, by name."""
   # Theirs may join several of ours along its rows, which are our columns.
@@ -128,12 +129,19 @@ def _parted(
   ends = np.cumsum(rows[:-1], dtype=int)
   parts = np.split(np.atleast_1d(tensor), ends)
   for weight, part in zip(weights, parts, strict=True):
+    columns = known.kind.rows(weight, known.config)
+    # One of another shape is refused with the config that makes it so.
+    if columns is not None and len(columns) == len(part):
+      part = part[np.argsort(columns)]
     is_matrix = weight.is_kernel and part.ndim == 2
     yield weight.name, np.ascontiguousarray(part.T if is_matrix else part)
 
 
-# Constants that earlier versions saved: 0, 1, 2, ... and zeros.
-_BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
+# Constants: 0, 1, 2, ... and zeros of earlier versions, RoFormer's sines.
+_BUFFERS = (
+  "embeddings.position_ids", "embeddings.token_type_ids",
+  "encoder.embed_positions.weight",
+)  # fmt: skip
 
 
 def from_huggingface(
@@ -166,7 +174,7 @@ def from_huggingface(
   for name, of_tensor in wanted.items():
     names |= {weight.name: name for weight in of_tensor}
     if name in named:
-      values |= _parted(of_tensor, named[name])
+      values |= _parted(of_tensor, named[name], known)
   counts = count_parts(values, known.config, source, names)
   _check_pooler(counts, known.config, source)
   return values, left_out

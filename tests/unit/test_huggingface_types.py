@@ -28,8 +28,9 @@ MODERN = {**TINY, **MODERN_BERT, "classifier_pooling": "mean"}
 MODERN |= {"num_hidden_layers": 4}
 EURO = {**TINY, **EURO_BERT, "classifier_pooling": "mean"}
 ROBERTA = {**TINY, "position_offset": 1, "hidden_act": "gelu_erf"}
+ROFORMER = {**TINY, "position_type": "rotary"}
 MODELS = {"bert": TINY, "modernbert": MODERN, "eurobert": EURO,
-          "roberta": ROBERTA}  # fmt: skip
+          "roberta": ROBERTA, "roformer": ROFORMER}  # fmt: skip
 # Another value of each key that a type can say.
 OTHERS = dict(
   vocab_size=90, hidden_size=48, num_hidden_layers=5, num_attention_heads=4,

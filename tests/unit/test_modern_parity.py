@@ -84,6 +84,7 @@ THEIRS = {
   ),
   "euro's labels": ("EuroBertForTokenClassification", {**IDS, "num_labels": 5}),
   "roberta": ("RobertaForMaskedLM", ROBERTAS),
+  "roformer": ("RoFormerForMaskedLM", {}),
   "roberta's texts": (
     "RobertaForSequenceClassification", {**ROBERTAS, "num_labels": 3},
   ),
@@ -95,6 +96,7 @@ THEIRS = {
   },
 }  # fmt: skip
 BODY = [weights.ENCODER, weights.TRANSFORM]
+ROFORMER = {"position_type": "rotary"}
 ROBERTA = dict(position_offset=1, hidden_act="gelu_erf", norm_eps=1e-5)
 # Name -> our keys, and the parts of a model.
 OURS = {
@@ -135,6 +137,10 @@ OURS = {
   "euro": (EURO_BERT, [weights.ENCODER, weights.MASKED_LM]),
   "euro encoder": (EURO_BERT, [weights.ENCODER]),
   "roberta": (ROBERTA, [weights.ENCODER, weights.MASKED_LM]),
+  "roformer": (ROFORMER, [weights.ENCODER, weights.MASKED_LM]),
+  "roformer's labels": (
+    ROFORMER, [weights.ENCODER, weights.TOKEN_CLASSIFIER],
+  ),
   "roberta's labels": (ROBERTA, [weights.ENCODER, weights.TOKEN_CLASSIFIER]),
   "roberta's texts": (
     ROBERTA, [weights.ENCODER, weights.POOLER, weights.CLASSIFIER],
@@ -300,8 +306,9 @@ LONG = [(THEIRS, False), (THEIRS, True), (OURS, False), (OURS, True)]
   "table, names, length, is_packed",
   [
     (THEIRS, ["modern", "euro's labels", *BERT], 128, True),
-    (THEIRS, ["roberta's texts"], 128, False),
-    (OURS, ["mean", "roberta's texts", "euro's labels", *BERT], 128, False),
+    (THEIRS, ["roberta's texts", "roformer"], 128, False),
+    (OURS, ["mean", "roberta's texts", "euro's labels", "roformer's labels",
+            *BERT], 128, False),
     *(
       pytest.param(table, None, length, is_packed, marks=pytest.mark.slow)
       for table, is_packed in LONG
@@ -320,7 +327,7 @@ def test_numbers_are_transformers(
     folder = tmp_path / name
     if table is THEIRS:
       kind, keys = table[name]
-      if is_packed and kind.startswith("Roberta"):
+      if is_packed and kind.startswith(("Roberta", "RoFormer")):
         continue  # it takes no such masks
       noise = 0.2 if kind.startswith("Bert") else 0.03
       made = ["make", str(folder), kind, {**SIZE, **keys}, seed, noise]
