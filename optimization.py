@@ -336,7 +336,7 @@ class Verdict(NamedTuple):
   spikes_in_a_row: tf.Tensor
   applies: tf.Tensor  # bool, to the weights
   skipped: tf.Tensor  # bool, the opposite
-  counted: tf.Operation  # among recent norms
+  counted: tf.Operation  # among recent norms and losses
 
 
 def _verdict(squares, sums, unscale, kept, config, began: int) -> Verdict:

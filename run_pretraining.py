@@ -40,7 +40,7 @@ from common.tensorflow_v1 import tf
 from config import stages
 from gradients import averages
 from model import huggingface_types, initial_weights, model_flops
-from model.tasks import MASKED_LM
+from model.tasks import MASKED_LM, NEXT_SENTENCE
 from model.tensor_parallel import Slices
 from records import cooccurrences, record_order
 from training import (
@@ -244,9 +244,6 @@ def pretrain(
   config: PretrainingConfig, comm, snapshot=None, signals=None
 ) -> dict:
   """Trains and evaluates as `config` says; see `training_run.run`."""
-  lacking = huggingface_types.lacks(config.bert, MASKED_LM, {})
-  if lacking and config.do_train:
-    say(comm, next_steps.NO_FOLDER.format(lacking))
   if not config.stages:
     return pretrain_stage(config, None, comm, snapshot, signals)
   begun = run_start.stage(config, comm, snapshot)
@@ -272,6 +269,11 @@ def pretrain_stage(
 
   def build():
     task = training_task(config, comm, staged) if config.do_train else None
+    with_pairs = task and task.source.shape.next_sentence
+    head = NEXT_SENTENCE if with_pairs else MASKED_LM
+    lacking = huggingface_types.lacks(config.bert, head, {})
+    if lacking and task:
+      say(comm, next_steps.NO_FOLDER.format(lacking))
     evaluate: Evaluator | None = None
     if config.do_eval:
       evaluate = evaluator(config, comm, task and task.source)
@@ -286,7 +288,7 @@ def pretrain_stage(
       next_steps=next_steps.after(
         config.output_dir,
         positions=config.bert.max_position_embeddings,
-        converts=not huggingface_types.lacks(config.bert, MASKED_LM, {}),
+        converts=not lacking,
       ),
     )
 

@@ -5,14 +5,13 @@ from gradients import moments
 
 # Updates of which mean and deviation are known; the first ones are not judged.
 _RECENT = 100
-# Of log(norm), and of a loss in nats: values that hardly vary would make each
-# a spike.
+# Of a logarithm: values that hardly vary would make each a spike.
 _LEAST_DEVIATION = 0.05
-_TINY = 1e-30  # instead of a norm of 0
+_TINY = 1e-30  # instead of 0
 
 
 class SpikeGuard:
-  """Compares log(norm) and loss with their means over recent updates.
+  """Compares norm and loss with recent ones', all by their logarithms.
 
   Means and variances are in checkpoints, and the same on all ranks, as norm and
   loss are. Updates that were skipped do not count. A stage has statistics of
@@ -31,8 +30,7 @@ class SpikeGuard:
 
     0 stands for what is no spike, and for what is not a number.
     """
-    heights = [self._norms.height(_log(norm)), self._losses.height(loss)]
-    heights = tf.stack(heights)
+    heights = tf.stack([self._norms.height(norm), self._losses.height(loss)])
     return tf.where(heights > self._limit, heights, tf.zeros([2]))
 
   def count(self, norm, loss, spike, applied) -> tuple[tf.Operation, tf.Tensor]:
@@ -44,7 +42,7 @@ class SpikeGuard:
     row = tf.where(spike, row + 1.0, row)
     row = tf.where(applied, tf.zeros_like(row), row)
     counted = [
-      self._norms.with_value(_log(norm), applied),
+      self._norms.with_value(norm, applied),
       self._losses.with_value(loss, applied),
       (self._row, row),
     ]
@@ -52,7 +50,7 @@ class SpikeGuard:
 
 
 class _Recent:
-  """Mean and variance of a value over recent updates."""
+  """Mean and variance of a value's logarithm over recent updates."""
 
   def __init__(self, name: str, began: int):
     self._state = _variable(name, [3])
@@ -64,13 +62,13 @@ class _Recent:
   def height(self, value: tf.Tensor) -> tf.Tensor:
     """How many deviations `value` is above the mean; 0 if few are known."""
     deviation = tf.maximum(tf.sqrt(self._variance), _LEAST_DEVIATION)
-    height = (value - self._mean) / deviation
+    height = (_log(value) - self._mean) / deviation
     return tf.where(self._count >= _RECENT, height, tf.zeros_like(height))
 
   def with_value(self, value, applied) -> tuple[tf.Variable, tf.Tensor]:
     """The state, and what it becomes: the same if `value` does not count."""
     count = tf.minimum(self._count + 1.0, float(_RECENT))
-    change = value - self._mean
+    change = _log(value) - self._mean
     mean = self._mean + change / count
     variance = (1.0 - 1.0 / count) * (self._variance + change**2 / count)
     old = tf.stack([self._mean, self._variance, self._count])
@@ -85,5 +83,5 @@ def _variable(name: str, shape: list) -> tf.Variable:
   return variable
 
 
-def _log(norm) -> tf.Tensor:
-  return tf.math.log(tf.maximum(norm, _TINY))
+def _log(value) -> tf.Tensor:
+  return tf.math.log(tf.maximum(value, _TINY))

@@ -223,6 +223,7 @@ def compare(encoder: base.Encoder, path: str) -> None:
   if not name == encoder.usual_name == wordpiece.WordPieceEncoder.usual_name:
     return  # the files are about another vocabulary
   config = read(folder, TOKENIZER_CONFIG_FILE)
+  tokenizer_folder.config_of(path)  # of a class that is read at all
   family = tokenizer_folder.family(config)
   tokenizer = read(folder, TOKENIZER_FILE)
   tokenizer["model.type"] = tokenizer.get("model", {}).get("type")

@@ -83,7 +83,7 @@ def read(file: str) -> TokenizerFolder:
     library = _of_merges(file)
   else:
     library = opened(file, input_files.read(file))
-  config = _config_of(file)
+  config = config_of(file)
   ids = library.get_vocab(with_added_tokens=True)
   # Lists by id follow: a file with one huge id would exhaust the memory.
   last = max(ids.values(), default=-1)
@@ -172,8 +172,11 @@ def _name(token):
   return token["content"] if isinstance(token, dict) else token
 
 
-def _config_of(file: str) -> dict:
-  """What the files beside a tokenizer's say, by the keys of `FORM`."""
+def config_of(file: str) -> dict:
+  """What the files beside a tokenizer's say, by the keys of `FORM`.
+
+  Raises `DataError` for a class whose tokens no file has.
+  """
   folder, name = os.path.split(file)
   paths = [base.config_beside(file)]
   if name in (TOKENIZER_FILE, VOCABULARY_FILE):
@@ -196,6 +199,11 @@ def _config_of(file: str) -> dict:
     model = json_files.read(path, form)
     name = model.get("tokenizer_class") or model.get("model_type")
     config["tokenizer_class"] = name
+  if family(config) == "roformer":
+    raise DataError(
+      f"{file}: RoFormer's tokenizer cuts Chinese by jieba before all else, "
+      "which is not done here"
+    )
   return config
 
 

@@ -81,7 +81,7 @@ class Guard:
     if in_a_row % PATIENCE:
       return
     first, to = step - in_a_row + 1, None
-    # Weights had gone bad before the norms showed it.
+    # Weights had gone bad before norms and losses showed it.
     if in_a_row == PATIENCE and run.comm.is_root:
       newest = run.checkpointer.files.newest(before=first - PATIENCE)
       to = checkpoint_files.step_of(newest) if newest else None
@@ -122,15 +122,16 @@ class Guard:
     count = step - first["update"] + 1
     what = f"gradients are not finite for {count} updates in a row"
     why = f"loss scale {self._last['loss_scale']:g}, which cannot fall"
+    whose = f" that of {first['gradient_of']}"
     if self._last["spike"].any():
       what = (
         f"gradients or losses are far above those before for {count} updates "
         "in a row"
       )
-      why = "--spike_deviations=0 trains on them"
+      why, whose = "--spike_deviations=0 trains on them", ""
     reason = (
-      f"update {step:,}: {what}, first at update {first['update']:,} that of "
-      f"{first['gradient_of']} ({why})"
+      f"update {step:,}: {what}, first at update {first['update']:,}{whose} "
+      f"({why})"
     )
     if not run.comm.is_root:
       return f"{reason}; rank 0 says more"

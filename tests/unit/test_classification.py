@@ -4,6 +4,7 @@ import functools
 import itertools
 import json
 import re
+from unittest import mock
 
 import finetuning_runs
 import numpy as np
@@ -13,6 +14,7 @@ import samples
 
 import run_pretraining
 from common.errors import UserError
+from common.tensorflow_v1 import tf
 from corpus import tables
 from finetuning import classification, finetune, metrics, windows
 from finetuning.labels import identity, label_order
@@ -198,6 +200,16 @@ def test_labels_are_shown_with_their_counts(table):
   )
 
 
+def build_pretraining(config):
+  with (
+    mock.patch.object(
+      run_pretraining.training_run, "run", lambda _, __, build, *___: build()
+    ),
+    tf.Graph().as_default(),
+  ):
+    run_pretraining.pretrain_stage(config, None, Comm())
+
+
 def test_what_cannot_be_published_is_told_before_training(
   table, tiny_run, tmp_path, monkeypatch, capsys
 ):
@@ -208,9 +220,14 @@ def test_what_cannot_be_published_is_told_before_training(
     finetune.finetune(made, Comm())
     config = runs.config(tiny_run, tmp_path)
     config.bert.pre_layer_norm = is_other
-    run_pretraining.pretrain(config, Comm())
+    build_pretraining(config)
     line = "no Hugging Face folder can be written of this model: BERT lacks pre"
     assert capsys.readouterr().err.count(line) == 2 * is_other
+  config = runs.config(tiny_run, tmp_path)  # of pairs
+  config.bert.position_type = "rotary"
+  build_pretraining(config)
+  line = "RoFormer lacks this next sentence head"
+  assert line in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

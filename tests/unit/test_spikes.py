@@ -44,15 +44,16 @@ def test_a_norm_far_above_recent_ones_is_a_spike():
 
 def test_a_loss_far_above_recent_ones_is_a_spike():
   """By numpy's mean and deviation; what is not a number does not count."""
-  usual = np.random.default_rng(0).normal(4.0, 0.2, 100)
-  want = (9.0 - usual.mean()) / usual.std()
+  usual = np.exp(np.random.default_rng(0).normal(1.4, 0.08, 100))
+  logs = np.log(usual)
+  want = (np.log(12.0) - logs.mean()) / logs.std()
   assert want > 10
-  losses = [*usual, 9.0, np.nan, 9.0, 4.0, 1.0]
+  losses = [*usual, 12.0, np.nan, 12.0, 4.0, 1.0]
   heights = judged([1.0] * 105, losses)
   np.testing.assert_allclose(heights[[100, 102], 1], want, rtol=1e-4)
   heights[[100, 102], 1] = 0.0
   assert not heights.any()
-  both = judged([*[1.0] * 100, 50.0, 1.0], [*usual, 9.0, 4.0])
+  both = judged([*[1.0] * 100, 50.0, 1.0], [*usual, 12.0, 4.0])
   assert (both[100] > 10).all() and not both[101].any()
 
 

@@ -114,6 +114,22 @@ def test_other_tokenizers_are_refused_by_their_field(
     tokenizer_files.load({"vocab_file": path}, None)
 
 
+@pytest.mark.parametrize("file", [JSON, "vocab.txt"])
+@pytest.mark.parametrize(
+  "beside",
+  [
+    {CONFIG: {"tokenizer_class": "RoFormerTokenizerFast"}},
+    {"config.json": {"model_type": "roformer"}},
+  ],
+)
+def test_roformers_own_tokenizer_is_refused(tmp_path, file, beside):
+  write_folder(tmp_path / "a", True, beside)
+  path = str(tmp_path / "a" / file)
+  name = "tokenizer_file" if file == JSON else "vocab_file"
+  with pytest.raises(UserError, match=f"{file}: RoFormer's .* jieba"):
+    tokenizer_files.load({name: path}, None)
+
+
 @pytest.mark.parametrize(
   "lower, files",
   [
