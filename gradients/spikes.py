@@ -56,8 +56,8 @@ class _Recent:
     self._state = _variable(name, [3])
     step = tf.convert_to_tensor(tf.train.get_or_create_global_step())
     state = tf.convert_to_tensor(self._state)
-    state = tf.where(tf.equal(step, began), tf.zeros([3]), state)
-    self._mean, self._variance, self._count = tf.unstack(state)
+    self._before = tf.where(tf.equal(step, began), tf.zeros([3]), state)
+    self._mean, self._variance, self._count = tf.unstack(self._before)
 
   def height(self, value: tf.Tensor) -> tf.Tensor:
     """How many deviations `value` is above the mean; 0 if few are known."""
@@ -71,9 +71,8 @@ class _Recent:
     change = _log(value) - self._mean
     mean = self._mean + change / count
     variance = (1.0 - 1.0 / count) * (self._variance + change**2 / count)
-    old = tf.stack([self._mean, self._variance, self._count])
-    new = tf.stack([mean, variance, count])
-    return self._state, tf.where(applied & tf.is_finite(value), new, old)
+    after, is_known = tf.stack([mean, variance, count]), tf.is_finite(value)
+    return self._state, tf.where(applied & is_known, after, self._before)
 
 
 def _variable(name: str, shape: list) -> tf.Variable:

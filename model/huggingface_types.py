@@ -178,6 +178,11 @@ class ModelType:
     del weight, config
     return None
 
+  def constants(self, config: BertConfig) -> dict[str, np.ndarray]:
+    """Tensors that no weight of ours is, by name."""
+    del config
+    return {}
+
   def tied(self) -> dict[str, str]:
     """A tensor -> the one that it equals, if the config does not untie it."""
     words, head = self.module(_WORDS, 0), self.module("cls/predictions", 0)
@@ -215,7 +220,7 @@ class _Bert(ModelType):
   )  # fmt: skip
   checked = {**ModelType.checked, "position_embedding_type": "absolute"}
   heads: tuple[Head, ...] = tasks.HEADS
-  body = w.ENCODER, w.POOLER
+  body: tuple[str, ...] = w.ENCODER, w.POOLER
   modules = _HEADS
   decoder = "cls.predictions.decoder"
 
@@ -316,6 +321,13 @@ class _RoFormer(_Bert):
       -1, 2, config.head_size // 2
     )
     return columns.swapaxes(1, 2).ravel()
+
+  def constants(self, config):
+    positions = np.arange(config.max_position_embeddings)
+    exponents = np.arange(0, config.head_size, 2) / config.head_size
+    angles = np.outer(positions, 10000.0**-exponents)
+    sines = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+    return {f"{self.base}encoder.embed_positions.weight": sines.astype("f4")}
 
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"  # types of layers

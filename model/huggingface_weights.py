@@ -100,7 +100,7 @@ def to_huggingface(
   tensors = kind.tensors(config, heads)
   _check_pooler(count_parts(values, config, source), config, source)
   removed = "" if {*heads} & {*kind.heads} else kind.base
-  tensors_there, unknown = {}, {*values}
+  tensors_there, unknown = kind.constants(config), {*values}
   for name, of_tensor in tensors.items():
     if of_tensor[0].name in values:
       parts = []
@@ -111,13 +111,13 @@ def to_huggingface(
         unknown.discard(weight.name)
       # safetensors writes the memory as it is, so it must be contiguous.
       whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
-      tensors_there[name.removeprefix(removed)] = np.ascontiguousarray(whole)
+      tensors_there[name] = np.ascontiguousarray(whole)
   if unknown:
     raise DataError(
       f"{source}: Hugging Face's {kind.title} has no place for "
       f"{_some(sorted(unknown))}"
     )
-  return tensors_there
+  return {k.removeprefix(removed): v for k, v in tensors_there.items()}
 
 
 def _parted(

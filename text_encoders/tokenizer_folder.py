@@ -173,10 +173,7 @@ def _name(token):
 
 
 def config_of(file: str) -> dict:
-  """What the files beside a tokenizer's say, by the keys of `FORM`.
-
-  Raises `DataError` for a class whose tokens no file has.
-  """
+  """What files beside a tokenizer's say, by `FORM`; `DataError` for jieba's."""
   folder, name = os.path.split(file)
   paths = [base.config_beside(file)]
   if name in (TOKENIZER_FILE, VOCABULARY_FILE):

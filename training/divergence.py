@@ -180,20 +180,18 @@ class Guard:
     }
     with open(path, "a", encoding="utf-8") as f:
       print(json.dumps(spike), file=f)
-    reasons = []
-    if norm_deviations:
-      reasons.append(
-        f"the gradient's norm {norm:.3g} is {norm_deviations:.1f} deviations "
-        "above those before"
-      )
-    if loss_deviations:
-      reasons.append(
-        f"the loss {loss:.3g} is {loss_deviations:.1f} deviations above those "
-        "before"
-      )
+    judged = (
+      ("the gradient's norm", norm, norm_deviations),
+      ("the loss", loss, loss_deviations),
+    )
+    reasons = " and ".join(
+      f"{what} {value:.3g} is {deviations:.1f} deviations above those before"
+      for what, value, deviations in judged
+      if deviations
+    )
     tell(
-      f"update {step}: skipped, {' and '.join(reasons)}. Its records: "
-      f"{_named(records)} (all in {path})"
+      f"update {step}: skipped, {reasons}. Its records: {_named(records)} (all "
+      f"in {path})"
     )
 
   def _report(self) -> dict:

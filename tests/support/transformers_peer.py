@@ -35,7 +35,8 @@ def make(folder, name, config, seed, noise=0.2):
   model = kind(kind.config_class(**config))
   with torch.no_grad():
     for parameter in model.parameters():
-      parameter.add_(noise * torch.randn_like(parameter))
+      if parameter.requires_grad:  # RoFormer's sines are a parameter, too
+        parameter.add_(noise * torch.randn_like(parameter))
   model.save_pretrained(folder)
 
 

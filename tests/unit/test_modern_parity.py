@@ -307,8 +307,12 @@ LONG = [(THEIRS, False), (THEIRS, True), (OURS, False), (OURS, True)]
   [
     (THEIRS, ["modern", "euro's labels", *BERT], 128, True),
     (THEIRS, ["roberta's texts", "roformer"], 128, False),
-    (OURS, ["mean", "roberta's texts", "euro's labels", "roformer's labels",
-            *BERT], 128, False),
+    (
+      OURS,
+      ["mean", "roberta's texts", "euro's labels", "roformer's labels", *BERT],
+      128,
+      False,
+    ),
     *(
       pytest.param(table, None, length, is_packed, marks=pytest.mark.slow)
       for table, is_packed in LONG

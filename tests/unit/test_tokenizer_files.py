@@ -119,7 +119,10 @@ def test_other_tokenizers_are_refused_by_their_field(
   "beside",
   [
     {CONFIG: {"tokenizer_class": "RoFormerTokenizerFast"}},
-    {"config.json": {"model_type": "roformer"}},
+    {
+      CONFIG: {"tokenizer_class": None},
+      "config.json": {"model_type": "roformer"},
+    },
   ],
 )
 def test_roformers_own_tokenizer_is_refused(tmp_path, file, beside):
