@@ -65,7 +65,8 @@ def run(folder, name, batch_file, output_file):
   if "labels" in batch:
     outputs["loss"].backward()
     for key, parameter in model.named_parameters():
-      arrays[f"gradient:{key}"] = parameter.grad
+      if parameter.grad is not None:  # RoFormer's sines have none
+        arrays[f"gradient:{key}"] = parameter.grad
   np.savez(output_file, **{k: v.numpy() for k, v in arrays.items()})
 
 
