@@ -22,7 +22,13 @@ from common.errors import UserError
 from config import bert_config
 from config.bert_config import BertConfig, model_keys
 from interop import model_source
-from model import huggingface_config, huggingface_types, tasks, weights
+from model import (
+  huggingface_config,
+  huggingface_types,
+  huggingface_weights,
+  tasks,
+  weights,
+)
 
 MODERN = {**TINY, **MODERN_BERT, "classifier_pooling": "mean"}
 MODERN |= {"num_hidden_layers": 4}
@@ -409,3 +415,23 @@ def test_inputs_of_a_model_without_segments(tmp_path, letters, name):
   assert f'tags: ["{name}", "perseus-bert"]' in card
   source = model_source.find(str(tmp_path / "b"))
   assert not source.bert.differences(BertConfig.from_dict(keys))
+
+
+def test_roformer_turns_the_neighbours_that_are_halves_here():
+  """Row 2i of a head there is its column i here, 2i + 1 is i + D / 2."""
+  parts = [weights.ENCODER, weights.MASKED_LM]
+  values = random_values(parts, 0, keys=ROFORMER)
+  config = BertConfig.from_dict(ROFORMER)
+  tensors = huggingface_weights.to_huggingface(values, config, "here")
+  size, scope = config.head_size, "layer_0/attention/self"
+  for name, turned in (("query", True), ("key", True), ("value", False)):
+    ours = values[f"bert/encoder/{scope}/{name}/kernel"].T
+    there = f"roformer.encoder.layer.0.attention.self.{name}.weight"
+    for row, theirs in enumerate(tensors[there]):
+      head, place = divmod(row, size)
+      column = place // 2 + place % 2 * size // 2 if turned else place
+      np.testing.assert_array_equal(theirs, ours[head * size + column])
+  sines = tensors["roformer.encoder.embed_positions.weight"]
+  angle = 3 / 10000 ** (2 / size)  # of position 3 and pair 1
+  want = [np.sin(angle), np.cos(angle)]
+  np.testing.assert_allclose(sines[3, [1, 1 + size // 2]], want, rtol=1e-6)
