@@ -96,6 +96,16 @@ def test_a_run_names_spikes_and_resumes(tiny_run, tmp_path, monkeypatch, capfd):
     assert f"update {spike['update']}: skipped, the gradient's norm" in err
 
 
+def test_the_guard_sees_the_losses_that_are_reported(tiny_run, tmp_path):
+  runs.pretrain(
+    tiny_run, tmp_path, num_train_steps=4, optimizer={"spike_deviations": 6.0}
+  )
+  state = runs.weights(tmp_path / "model.ckpt-4")["spike_guard/recent_losses"]
+  logs = np.log(runs.metrics(tmp_path, "loss"))
+  want = [logs.mean(), logs.var(), 4.0]
+  np.testing.assert_allclose(state, want, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("first, stops", [(1, 3), (9, 14)])
 def test_only_spikes_stop_a_run(tiny_run, tmp_path, monkeypatch, first, stops):
   """At once without a checkpoint of before, else if going back did not help."""
