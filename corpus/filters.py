@@ -121,28 +121,16 @@ class _Document:
       inside = indices.searchsorted(len(ids) - shorter)
       indices, numbers = indices[:inside], numbers[:inside]
       keys = numbers * len(ids) + ids[indices + shorter]
-      results.append(_repeated_keys(indices, keys))
+      _, numbers, counts = np.unique(
+        keys, return_inverse=True, return_counts=True
+      )
+      again = counts[numbers] > 1
+      results.append((indices[again], numbers[again]))
     return results[size - 1]
 
   def ngram_length(self, index: int, size: int) -> int:
     """The characters of `size` words from `index` on."""
     return len(" ".join(self.words[index : index + size]))
-
-
-def _repeated_keys(indices: np.ndarray, keys: np.ndarray) -> tuple:
-  """(indices, numbers for equal keys) of the keys that are there twice."""
-  if not len(keys):
-    return indices, keys
-  order = keys.argsort()
-  ordered = keys[order]
-  is_new = np.ones(len(keys) + 1, bool)
-  np.not_equal(ordered[1:], ordered[:-1], out=is_new[1:-1])
-  # A key is single if it is new, and so is the one after it.
-  again = order[~(is_new[:-1] & is_new[1:])]
-  numbers = np.empty_like(keys)
-  numbers[order] = is_new[:-1].cumsum() - 1
-  again.sort()
-  return indices[again], numbers[again]
 
 
 # What is measured -------------------------------------------------------------
