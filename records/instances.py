@@ -48,15 +48,9 @@ def truncated_lengths(
   length_a: int, length_b: int, max_num_tokens: int
 ) -> tuple[int, int]:
   """Lengths after google/bert's truncate_seq_pair; of equal ones B is cut."""
-  if length_a + length_b <= max_num_tokens:
-    return length_a, length_b
-  half_b = max_num_tokens // 2
-  half_a = max_num_tokens - half_b
-  if length_a <= half_a:
-    return length_a, max_num_tokens - length_a
-  if length_b <= half_b:
-    return max_num_tokens - length_b, length_b
-  return half_a, half_b
+  half_a = max_num_tokens - max_num_tokens // 2
+  length_a = min(length_a, max(half_a, max_num_tokens - length_b))
+  return length_a, min(length_b, max_num_tokens - length_a)
 
 
 def _truncate(
