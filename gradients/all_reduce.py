@@ -10,7 +10,7 @@ import numpy as np
 
 from common.tensorflow_v1 import tf
 from config import execution
-from gradients import layout
+from gradients import layout, moments
 from model import tensor_parallel
 from xla_patches import jit
 
@@ -47,11 +47,8 @@ def local_zeros(name: str, shape: list) -> tf.Variable:
 
 def clear(variables: list[tf.Variable]) -> tf.Operation:
   """An op that sets float32 variables to 0."""
-  cleared = []
-  for variable in variables:
-    zeros = tf.zeros(variable.shape)
-    cleared.append(variable.assign(zeros, read_value=False))
-  return tf.group(*cleared)
+  zeros = [(variable, tf.zeros(variable.shape)) for variable in variables]
+  return tf.group(*moments.assign_all(zeros))
 
 
 class AllReduce:

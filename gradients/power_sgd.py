@@ -112,10 +112,7 @@ class PowerSGD(all_reduce.AllReduce):
       changes = []
       for whole, left, right, error, basis in self._sent:
         used = tf.matmul(left, right * share, transpose_b=True)
-        changes += [
-          error.assign((whole - used) / self._kept, read_value=False),
-          basis.assign(right, read_value=False),
-        ]
-      return tf.group(*changes)
+        changes += [(error, (whole - used) / self._kept), (basis, right)]
+      return tf.group(*moments.assign_all(changes))
 
     return tf.cond(finite, keep, tf.no_op, name="keep_powersgd_or_not").op

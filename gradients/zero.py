@@ -208,10 +208,8 @@ class ZeRO(all_reduce.AllReduce):
     shards = list(self._shards.values())
     self._create_slots(shards)
     # A shard's weights hold nothing between two updates: the variables do.
-    copied = []
-    for shard in shards:
-      own = shard.own(shard.variables)
-      copied.append(shard.weights.assign(own, read_value=False))
+    own = [(shard.weights, shard.own(shard.variables)) for shard in shards]
+    copied = moments.assign_all(own)
     with tf.control_dependencies(copied):  # all in the condition depends on it
       factor, finite = tf.identity(factor), tf.identity(finite)
     applied, ratios = super().apply_or_skip(factor, pairs, finite)
