@@ -87,8 +87,8 @@ class SavedVariables:
     self.whole = [  # that each rank holds, unlike those of `sharded`
       v for v in tf.global_variables() if v.op.name not in self.parts
     ]
-    self._whole = {v.op.name: tf.convert_to_tensor(v) for v in self.whole}
-    groups, tensors = [self._whole], {**self._whole}
+    whole = {v.op.name: tf.convert_to_tensor(v) for v in self.whole}
+    groups, tensors = [whole], {**whole}
     for sharded in self.sharded:
       groups.append(sharded.whole)
       tensors |= sharded.whole
@@ -100,10 +100,6 @@ class SavedVariables:
       snapshot.prepare(tensors)
     else:
       self.copies = [[t.op for t in group.values()] for group in groups[1:]]
-
-  def values(self, session: tf.Session) -> dict:
-    """This rank's values by name: of whole variables, and of its parts."""
-    return session.run({**self._whole, **self.parts})
 
 
 def _copy_op(tensors: dict, snapshot: Snapshot) -> tf.Operation:

@@ -197,11 +197,10 @@ class Guard:
   def _report(self) -> dict:
     """The first bad update with its records, and the largest weights now."""
     first, last, run = self._first, self._last, self._run
-    values = run.checkpointer.variables.values(run.session)
-    largest = {}
-    for variable in run.task.ops.variables:
-      name = variable.op.name
-      largest[name] = float(np.max(np.abs(values[name])))
+    largest, variables = {}, run.task.ops.variables
+    values = run.session.run(variables)
+    for variable, value in zip(variables, values, strict=True):
+      largest[variable.op.name] = float(np.max(np.abs(value)))
     # NaN first, then the largest.
     order = lambda name: -np.nan_to_num(largest[name], nan=np.inf)
     worst = sorted(largest, key=order)[:10]
