@@ -277,11 +277,6 @@ class RunConfig:
     return settings.make(cls, defaults | in_files | present, contents)
 
   @classmethod
-  def defaults(cls, task: dict, present: dict) -> dict:
-    """What a model's task.json says of flags that are not `present`."""
-    return {}
-
-  @classmethod
   def in_files(cls, present: dict) -> tuple[dict, dict]:
     """The content of files that flags name: (flag -> value, field -> value)."""
     return {}, {}
