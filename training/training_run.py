@@ -132,7 +132,11 @@ def graph(config):
 
 def session_config(config, comm) -> tf.ConfigProto:
   """This rank's threads, GPU and XLA clustering."""
-  return jit.session_config(distributed.session_config(comm), config.xla)
+  session = distributed.session_config(comm)
+  if config.xla == "auto":
+    options = session.graph_options.optimizer_options
+    options.global_jit_level = tf.OptimizerOptions.ON_2
+  return session
 
 
 def run(

@@ -26,15 +26,6 @@ _current: contextvars.ContextVar = contextvars.ContextVar(
 )
 
 
-def session_config(config: tf.ConfigProto, name: str) -> tf.ConfigProto:
-  """Turns TensorFlow's clustering on in `config` for the mode "auto"."""
-  if name == "auto":
-    config.graph_options.optimizer_options.global_jit_level = (
-      tf.OptimizerOptions.ON_2
-    )
-  return config
-
-
 @contextlib.contextmanager
 def mode(name: str, fixed_shapes: bool = False):
   """Compiles the graph that is built inside by one of `MODES`."""

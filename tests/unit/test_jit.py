@@ -1,6 +1,7 @@
 """XLA on = off: the same training in every mode and precision."""
 
 import gc
+import types
 import weakref
 
 import numpy as np
@@ -72,7 +73,8 @@ def test_auto_compiles_on_cpus_too():
       y = x
       for _ in range(8):
         y = tf.tanh(y * 2.0 + x)
-      config = jit.session_config(tf.ConfigProto(), mode)
+      config = types.SimpleNamespace(xla=mode)
+      config = training_run.session_config(config, Comm())
       options = tf.RunOptions(output_partition_graphs=True)
       ran = tf.RunMetadata()
       with tf.Session(config=config) as session:
