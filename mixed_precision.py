@@ -44,10 +44,6 @@ class Policy:
         texts.append(f"{name}: {', '.join(parts)}")
     return "; ".join(texts)
 
-  @property
-  def uses_fp16(self) -> bool:
-    return tf.float16 in dataclasses.astuple(self)
-
 
 FP32 = Policy()
 

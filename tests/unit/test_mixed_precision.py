@@ -174,10 +174,13 @@ def test_a_policy_describes_itself():
     "fp32: embeddings, softmax, layer_norm, tanh, losses; "
     "bf16: attention, feed_forward, heads, gelu"
   )
+
+
+def test_only_a_run_with_fp16_takes_a_loss_scale(tiny_run, tmp_path):
+  fields = dict(precision="bf16", loss_scale={"loss_scale": 8.0})
+  runs.config(tiny_run, tmp_path, **fields, precision_policy=["gelu=fp16"])
   with pytest.raises(UserError, match="--loss_scale=8.0 is for fp16"):
-    LossScaleConfig(loss_scale=8.0).check(policy.uses_fp16)
-  moved = mixed_precision.make_policy("bf16", ["gelu=fp16"])
-  LossScaleConfig(loss_scale=8.0).check(moved.uses_fp16)
+    runs.config(tiny_run, tmp_path, **fields, precision_policy=["gelu=bf16"])
 
 
 def scale_reference(config, overflows):
