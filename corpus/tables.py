@@ -137,22 +137,24 @@ def column(
   return texts
 
 
+def as_number(text: str) -> float:
+  """The number that a text is; NaN for a word."""
+  try:
+    return float(text)
+  except ValueError:
+    return math.nan
+
+
 def numbers(
   path: str, rows: Sequence[Row], name: str, texts: Sequence[str]
 ) -> list[float]:
   """The finite numbers that a column's `texts` are, or `DataError`."""
-  values = []
   for row, text in zip(rows, texts, strict=True):
-    try:
-      value = float(text)
-    except ValueError:
-      value = math.nan
-    if not math.isfinite(value):
+    if not math.isfinite(as_number(text)):
       raise DataError(
         f"{path}: line {row.line}: {name} is {text!r}, not a finite number"
       )
-    values.append(value)
-  return values
+  return [float(text) for text in texts]
 
 
 def lists(

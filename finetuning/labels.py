@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from checkpoints import run_start
 from common.errors import DataError, UserError
+from corpus import tables
 from finetuning.task import FinetuningTask
 
 _MOST_LABELS = 1000
@@ -118,17 +119,9 @@ def by_count(counts: dict[str, tuple[int, int]]) -> list[str]:
   return sorted(counts, key=lambda label: (-counts[label][0], counts[label][1]))
 
 
-def as_number(text: str) -> float:
-  """The number that a label is; NaN for a word."""
-  try:
-    return float(text)
-  except ValueError:
-    return math.nan
-
-
 def label_order(label: str) -> tuple:
   """Sort key: numbers by size, then other labels by the alphabet."""
-  number = as_number(label)
+  number = tables.as_number(label)
   # NaN has no place in an order of numbers, so it counts as a word.
   return (1, 0.0, label) if math.isnan(number) else (0, number, label)
 
@@ -139,7 +132,7 @@ def identity(label: str) -> str:
   text = unicodedata.normalize("NFC", " ".join(label.split()))
   text = {"true": "1", "false": "0"}.get(text.lower(), text)
   # Only what Python writes for a number is one: 007 and 1.00 are names.
-  is_number = text == str(as_number(text))
+  is_number = text == str(tables.as_number(text))
   return text.removesuffix(".0") if is_number else text
 
 
