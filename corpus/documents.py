@@ -202,10 +202,6 @@ def _read_plain(piece: Piece, form: DocumentFormat) -> Iterator[Document]:
 _Records = Iterator[tuple[int, Mapping[str, Any]]]
 
 
-def _json_lines(piece: Piece, form: DocumentFormat) -> _Records:
-  return text_files.records(piece, form.text)
-
-
 def _json_value(piece: Piece, form: DocumentFormat) -> _Records:
   with input_files.unpacked(piece.path) as (content, _):
     try:
@@ -293,10 +289,6 @@ class _Group(NamedTuple):
   read: Callable[[list[str]], Iterable]  # columns -> record batches
 
 
-# pyarrow and the name of a file -> its schema and groups.
-_OpenTable = Callable[[Any, str], tuple[Any, Iterator[_Group]]]
-
-
 def _parquet_table(arrow: Any, path: str) -> tuple[Any, Iterator[_Group]]:
   local, size = stores.at(path).local(), 1 << 20
   file = arrow.parquet.ParquetFile(local, buffer_size=size, pre_buffer=False)
@@ -343,6 +335,7 @@ def _pyarrow(where: Callable[[], str]) -> Iterator[Any]:
     ) from e
 
 
+# Functions of pyarrow and a file's name: its schema and groups.
 TABLES = {Format.PARQUET: _parquet_table, Format.ARROW: _arrow_table}
 
 
@@ -412,7 +405,7 @@ def _columns(schema: Any, piece: Piece, form: DocumentFormat) -> list[str]:
 
 
 _RECORDS: dict[Format, Callable[[Piece, DocumentFormat], _Records]] = {
-  Format.JSON_LINES: _json_lines,
+  Format.JSON_LINES: lambda piece, form: text_files.records(piece, form.text),
   Format.JSON: _json_value,
   Format.CSV: _table,
   Format.TSV: _table,
