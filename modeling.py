@@ -50,20 +50,6 @@ from model.sampled_softmax import SampledLogits
 from model.tensor_parallel import WHOLE, Slices
 from xla_patches import jit
 
-__all__ = [
-  "BertConfig", "BertModel", "Logits", "PretrainingBatch", "PretrainingSums",
-  "assert_rank", "attention_layer", "count_examples",
-  "create_attention_mask_from_input_mask", "create_initializer", "dropout",
-  "embedding_lookup", "embedding_postprocessor", "finetuning_loss",
-  "finetuning_sums", "gather_indexes", "gelu", "get_activation",
-  "get_assignment_map_from_checkpoint", "get_masked_lm_output",
-  "get_next_sentence_output", "get_shape_list", "head_features", "layer_norm",
-  "layer_norm_and_dropout", "masked_lm_logits", "next_sentence_logits",
-  "pretraining_loss", "pretraining_model", "reshape_from_matrix",
-  "reshape_to_matrix", "transformer_model",
-]  # fmt: skip
-
-
 # GPUs multiply matrices in 16 bits fastest if all sizes are multiples of it;
 # google/bert's vocabulary of 30,522 is not.
 _ALIGNED = 64
@@ -101,8 +87,8 @@ class BertModel:
     examples_per_sequence=1, with_pooler=True, slices=WHOLE, positions=None,
   ):  # fmt: skip
     # The config is the caller's, so dropout is switched off in a copy.
-    dropout = None if is_training else 0.0
-    config = config.with_dropout(dropout, dropout)
+    prob = None if is_training else 0.0
+    config = config.with_dropout(prob, prob)
     config.validate()
     batch_size, seq_length = get_shape_list(input_ids, expected_rank=2)
     if token_type_ids is None or config.type_vocab_size <= 1:

@@ -858,3 +858,19 @@ def test_model_checks_its_arguments():
     modeling.get_activation("swish")
   assert modeling.get_activation("linear") is None
   assert modeling.get_activation(tf.tanh) is tf.tanh
+
+
+# google/bert's, of which ruff cannot tell that scripts import them from here.
+GOOGLE_BERTS_NAMES = """
+  BertConfig BertModel assert_rank attention_layer
+  create_attention_mask_from_input_mask create_initializer dropout
+  embedding_lookup embedding_postprocessor gelu get_activation
+  get_assignment_map_from_checkpoint get_shape_list layer_norm
+  layer_norm_and_dropout reshape_from_matrix reshape_to_matrix
+  transformer_model
+"""
+
+
+@pytest.mark.parametrize("name", GOOGLE_BERTS_NAMES.split())
+def test_modeling_has_google_berts_names(name):
+  assert callable(getattr(modeling, name))
