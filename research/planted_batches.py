@@ -37,12 +37,12 @@ flags.DEFINE_string("arms", "plain,guard,stable_adamw,all", "Of ARMS.")
 flags.DEFINE_float("unigram_entropy", 7.0, "Above this loss a run diverged.")
 FLAGS = flags.FLAGS
 
-# Settings of the optimizer by arm.
+# Settings of the optimizer by arm, and z-loss.
 ARMS = {
-  "plain": {},
-  "guard": {"spike_deviations": 6.0},
-  "stable_adamw": {"optimizer": "stable_adamw"},
-  "all": {"optimizer": "stable_adamw", "spike_deviations": 6.0},
+  "plain": ({}, 0.0),
+  "guard": ({"spike_deviations": 6.0}, 0.0),
+  "stable_adamw": ({"optimizer": "stable_adamw"}, 0.0),
+  "all": ({"optimizer": "stable_adamw", "spike_deviations": 6.0}, 1e-4),
 }
 
 
@@ -79,13 +79,14 @@ def run(config, arm: str, rate: float, seed: int, planted: int) -> dict:
   """One training with its evaluation."""
   folder = os.path.join(FLAGS.output_dir, "run")
   shutil.rmtree(folder, ignore_errors=True)
-  optimizer = dataclasses.replace(config.optimizer, **ARMS[arm])
+  optimizer, z_loss = ARMS[arm]
   config = dataclasses.replace(
     config,
     output_dir=folder,
     seed=seed,
     learning_rate=config.learning_rate * rate,
-    optimizer=optimizer,
+    optimizer=dataclasses.replace(config.optimizer, **optimizer),
+    z_loss=z_loss,
   )
   result = {"arm": arm, "rate": rate, "seed": seed, "planted": planted}
   try:
