@@ -10,17 +10,26 @@ from collections.abc import Callable
 
 from absl import flags
 
+from common import settings
 
-def run(command: list, **settings) -> str:
+
+def run(command: list, **options) -> str:
   """What a command prints, its messages last; this program ends if it fails."""
   words = list(map(str, command))
-  done = subprocess.run(words, capture_output=True, text=True, **settings)
+  done = subprocess.run(words, capture_output=True, text=True, **options)
   if done.returncode:
     sys.exit(
       f"error: status {done.returncode} of {shlex.join(words)}\n"
       f"{done.stderr[-3000:]}"
     )
   return done.stdout + done.stderr
+
+
+def config_of(kind: type, values: flags.FlagValues):
+  """The config, a `RunConfig`, of flags alone: no model's folder is read."""
+  present, in_files, contents = kind.read_flags(values)
+  defaults = {name: values[name].value for name in values}
+  return settings.make(kind, defaults | in_files | present, contents)
 
 
 def size(usual, tiny):

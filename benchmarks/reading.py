@@ -129,7 +129,7 @@ def measure(folder: str) -> None:
     )
     FLAGS.max_seq_length, FLAGS.max_predictions_per_seq = shape[1:]
   FLAGS.bert_config_file = fake_records.model("tiny")
-  config = PretrainingConfig.from_flags(FLAGS)
+  config = measuring.config_of(PretrainingConfig, FLAGS)
   comm = distributed.init(config.num_threads)
   measuring.show(read_alone(config, comm, measuring.size(20, 2)))
   measuring.show(read_beside_step(config, comm, measuring.size(20, 4)))

@@ -218,7 +218,7 @@ class Measurement:
 
 
 def main(_) -> None:
-  config = PretrainingConfig.from_flags(FLAGS)
+  config = measuring.config_of(PretrainingConfig, FLAGS)
   comm = distributed.init(config.num_threads, config.tensor_parallel)
   measurement = Measurement(Step(config, comm), FLAGS.updates_per_round)
   losses = run_pretraining.losses(measurement.first["sums"])

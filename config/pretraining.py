@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from common import settings
 from common.errors import UserError
@@ -268,13 +268,6 @@ class RunConfig:
     """
     present = settings.present(flags)
     return present, *cls.in_files(present)
-
-  @classmethod
-  def from_flags(cls, flags) -> Self:
-    """The config of flags alone: no folder of a model is looked at."""
-    present, in_files, contents = cls.read_flags(flags)
-    defaults = {name: flags[name].value for name in flags}
-    return settings.make(cls, defaults | in_files | present, contents)
 
   @classmethod
   def in_files(cls, present: dict) -> tuple[dict, dict]:

@@ -136,7 +136,7 @@ def count_modes(config: PretrainingConfig) -> None:
 
 
 def main(_) -> None:
-  config = PretrainingConfig.from_flags(FLAGS)
+  config = measuring.config_of(PretrainingConfig, FLAGS)
   if FLAGS.count:
     count_modes(config)
     return

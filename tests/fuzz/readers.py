@@ -18,6 +18,7 @@ from backports import zstd
 from hypothesis import strategies as st
 
 import mixed_precision
+from benchmarks import measuring
 from common import json_files, settings
 from config import record_shapes, training_plan
 from config.pretraining import PretrainingConfig
@@ -302,7 +303,7 @@ def training_flags(folder):
 
   def read(line):
     flags, _ = flag_values(PretrainingConfig, line)
-    config = PretrainingConfig.from_flags(flags)
+    config = measuring.config_of(PretrainingConfig, flags)
     plan = training_plan.resolve(
       ranks=config.dry_run_ranks or 1,
       records=None if config.dry_run else 1 << 40,

@@ -17,6 +17,7 @@ import test_architecture
 from samples import settings_of, write_config
 
 import tokenization
+from benchmarks import measuring
 from checkpoints import checkpointing
 from checkpoints.checkpoint_files import CheckpointError
 from common import json_files
@@ -187,7 +188,7 @@ def test_configs_and_runs_that_cannot_be(tmp_path, run_of):
     PretrainingConfig, config_json="", bert_config_file=path
   )
   with pytest.raises(UserError, match="--config_json=: "):
-    PretrainingConfig.from_flags(given)
+    measuring.config_of(PretrainingConfig, given)
 
 
 # Text -------------------------------------------------------------------------
