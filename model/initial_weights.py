@@ -17,6 +17,13 @@ alike. With `informed` it knows that:
   weights are its query weights, rotated (compare the products of weights in
   https://arxiv.org/abs/2305.09828). Values and outputs keep the variance.
 
+With rotary positions, where no positions are added to word embeddings, also:
+
+- The first layer's heads predict a word from the neighbour that they attend to,
+  by the factors of those counts; the masked LM head passes predictions on.
+- The second layer's heads attend to tokens that have the same neighbours, and
+  copy them: induction heads (https://arxiv.org/abs/2209.11895) of both sides.
+
 The model is an ordinary BERT, and training may change all of its weights.
 """
 
@@ -26,9 +33,9 @@ import numpy as np
 from scipy import sparse
 
 from config.bert_config import BertConfig
-from model.weights import embedding_tables
+from model.weights import ATTENDED, KEY, QUERY, VALUE, embedding_tables
 
-# docs/results.md, "Initial weights", has the search behind these numbers.
+# research/quality_for_the_time.md has the searches behind these numbers.
 _SHORTEST, _LONGEST = 2.0, 256.0  # wavelengths of the sinusoids, in tokens
 # Root mean square of the words' embeddings over `initializer_range`.
 _WORD_SCALE = 1.76
@@ -41,83 +48,152 @@ _POSITION_SCALE = 8.0 / 3.0
 _SCORE = 17.5
 # The same with rotary positions, by the pairs that rotate at least so fast.
 _ROTARY_SCORE, _SLOWEST = 12.0, 0.2  # radians a token
+# What copies reads neighbours by an inverse with this ridge, in columns of this
+# norm. Pairs that rotate faster do not read: they would prefer near tokens.
+_READING_RIDGE, _READING_NORM, _FASTEST = 0.1, 1.2, 0.05  # radians a token
+
+_FIRST, _SECOND = (f"bert/encoder/layer_{n}/%s/kernel" for n in (0, 1))
 
 
 def informed(
   config: BertConfig,
   log_frequencies: np.ndarray,
-  neighbours: sparse.csr_array,
+  context_words: np.ndarray,
+  neighbours: dict[int, sparse.csr_array],
   seed: int,
 ) -> dict[str, np.ndarray]:
   """float32 values by the variable's name, of a part of the variables.
 
-  `log_frequencies` is [V], in nats; `neighbours` [V, ...], how often a word
-  stood with each context. The hidden size must be even.
+  `log_frequencies` is [V], in nats; `neighbours` has [V, N] by the offset: how
+  often each of the N `context_words`, ids, stood so far from each word. The
+  hidden size must be even.
   """
-  hidden = config.hidden_size
-  words = word_embeddings(neighbours, hidden, seed)
-  words = words * (_WORD_SCALE * config.initializer_range)
-  values = {"bert/embeddings/word_embeddings": words}
+  hidden, heads = config.hidden_size, config.num_attention_heads
+  rng = np.random.default_rng([seed, hidden, heads])
+  words, contexts = factors(neighbours, hidden, seed)
+  table = words * (_WORD_SCALE * config.initializer_range)
+  values = {"bert/embeddings/word_embeddings": table}
   if config.decoder_bias:
     values["cls/predictions/output_bias"] = log_frequencies
   is_global = config.global_attn_every_n_layers == 1
+  is_rotary = config.position_type == "rotary"
   has_own_keys = config.num_key_value_heads is None and config.attention_bias
-  if has_own_keys and (is_global or config.position_type == "rotary"):
-    values |= _looking_at_neighbours(config, seed)
+  if has_own_keys and (is_global or is_rotary):
+    values |= _looking_at_neighbours(config, rng)
+  if has_own_keys and is_rotary:
+    value, output = values[_FIRST % VALUE], values[_FIRST % ATTENDED]
+    for head, offset in enumerate(offsets(heads)):
+      if offset in contexts and contexts[offset].any():
+        own = slice(head * config.head_size, (head + 1) * config.head_size)
+        counts = neighbours[offset].sum(axis=0)
+        value[:, own], output[own] = predicting_kernels(
+          words[context_words], contexts[offset], counts, heads
+        )
+    values |= _copying(config, output, rng)
   return {name: array.astype(np.float32) for name, array in values.items()}
 
 
-def _looking_at_neighbours(config: BertConfig, seed: int) -> dict:
+def _looking_at_neighbours(config: BertConfig, rng) -> dict:
   """The first layer's attention, and the positions that it reads."""
   hidden, heads = config.hidden_size, config.num_attention_heads
-  rng = np.random.default_rng([seed, hidden, heads])
-  attention = "bert/encoder/layer_0/attention"
   values = {}
   if config.position_type == "rotary":
-    query, key = biases_to_neighbours(
-      config.head_size, heads, config.global_rope_theta
-    )
-    values[f"{attention}/self/query/bias"] = query
-    values[f"{attention}/self/key/bias"] = key
+    size, theta = config.head_size, config.global_rope_theta
+    query, key = biases_to_neighbours(size, heads, theta)
+    values[f"bert/encoder/layer_0/{QUERY}/bias"] = query
+    values[f"bert/encoder/layer_0/{KEY}/bias"] = key
   else:
     query, key = attention_to_neighbours(hidden, heads, rng)
-    values[f"{attention}/self/query/kernel"] = query
-    values[f"{attention}/self/key/kernel"] = key
+    values[_FIRST % QUERY], values[_FIRST % KEY] = query, key
     rows = dict(embedding_tables(config))["position"]
     scale = math.sqrt(2.0) * _POSITION_SCALE * config.initializer_range
     positions = scale * sinusoids(rows, hidden)
     values["bert/embeddings/position_embeddings"] = positions
   # They keep the variance of what they multiply.
   value, output = rng.normal(size=[2, hidden, hidden]) / math.sqrt(hidden)
-  values[f"{attention}/self/value/kernel"] = value
-  values[f"{attention}/output/dense/kernel"] = output
+  values[_FIRST % VALUE], values[_FIRST % ATTENDED] = value, output
   return values
 
 
-def word_embeddings(
-  neighbours: sparse.csr_array, hidden: int, seed: int
-) -> np.ndarray:
-  """float32 [V, H]; the root mean square of each row is 1.
+def predicting_kernels(
+  words: np.ndarray, contexts: np.ndarray, counts: np.ndarray, heads: int
+) -> tuple:
+  """Kernels of a head's values and output, [H, D] and [D, H].
 
-  With R the square roots of `neighbours`, r and c the sums of R's rows and
-  columns, and U S V' the singular values of R / sqrt(r c'), rows are those of
-  U sqrt(S), in a random basis, and at random as far as counts are few. The
-  largest of these singular vectors is sqrt(r), how frequent words are, and left
-  out. (So it is correspondence analysis of roots. The paper's r and c are roots
-  of the counts' sums.)
+  Together they map context words, `words` [N, H], to their factors, `contexts`
+  [N, H], whose products with embeddings say which words stand beside: by least
+  squares, weighted by roots of `counts` [N], cut to D singular values.
+  """
+  weights = counts[:, np.newaxis] ** 0.25  # squared, they are roots
+  matrix = np.linalg.lstsq(words * weights, contexts * weights)[0]
+  left, sizes, right = np.linalg.svd(matrix)
+  kept = len(sizes) // heads
+  roots = np.sqrt(sizes[:kept])
+  value, output = left[:, :kept] * roots, roots[:, np.newaxis] * right[:kept]
+  value /= np.std(words @ value)
+  # All heads together keep the variance.
+  output /= np.std(words @ value @ output) * math.sqrt(heads)
+  return value, output
+
+
+def _copying(config: BertConfig, output: np.ndarray, rng) -> dict:
+  """The second layer's attention, and the masked LM head's dense layer.
+
+  The first two heads' rows of `output`, the first layer's output kernel, write
+  what stands beside a token. Queries and keys read that by the same weights,
+  but for pairs that rotate fast: the score of two tokens is how similar
+  neighbours they have. Values are rotated and outputs rotate back: a copy.
+  """
+  hidden, size = config.hidden_size, config.head_size
+  noise = rng.normal(size=[3, hidden, hidden]) * config.initializer_range
+  query, key, dense = noise
+  square = output @ output.T + _READING_RIDGE * np.eye(hidden)
+  reading = np.linalg.solve(square, output).T[:, : 2 * size]
+  thetas = config.global_rope_theta, config.local_rope_theta
+  theta = thetas[config.is_local(1)]
+  frequencies = theta ** (-np.arange(0, size, 2) / size)
+  is_slow = frequencies <= max(_FASTEST, frequencies[-1])
+  slow = np.flatnonzero(np.tile(is_slow, 2))
+  for first in range(0, hidden, size):
+    mixed = reading @ rng.normal(size=[reading.shape[1], len(slow)])
+    mixed *= _READING_NORM / np.linalg.norm(mixed, axis=0)
+    query[:, first + slow] = key[:, first + slow] = mixed
+  values = {}
+  if config.mlm_head:
+    values["cls/predictions/transform/dense/kernel"] = np.eye(hidden) + dense
+  if config.num_hidden_layers > 1:
+    rotation = np.linalg.qr(rng.normal(size=[hidden, hidden]))[0]
+    values[_SECOND % QUERY], values[_SECOND % KEY] = query, key
+    values[_SECOND % VALUE], values[_SECOND % ATTENDED] = rotation, rotation.T
+  return values
+
+
+def factors(
+  neighbours: dict[int, sparse.csr_array], hidden: int, seed: int
+) -> tuple:
+  """Factors of counts: (words, float32 [V, H], contexts, {offset: [N, H]}).
+
+  Rows have a root mean square of 1, those of contexts without counts are 0.
+  With R the square roots of all counts, r and c the sums of R's rows and
+  columns, and U S V' the singular values of R / sqrt(r c'), words are rows of
+  U sqrt(S), at random as far as counts are few, contexts those of V sqrt(S), in
+  one random basis. The largest of these singular vectors is sqrt(r), how
+  frequent words are, and left out. (So it is correspondence analysis of roots.
+  The paper's r and c are roots of the counts' sums.)
   """
   from sklearn.utils.extmath import randomized_svd  # slow to import
 
   rng = np.random.default_rng([seed, hidden])
-  roots = neighbours.sqrt()
+  counts = sparse.hstack(list(neighbours.values()), format="csr")
+  roots = counts.sqrt()
   r, c = roots.sum(axis=1), roots.sum(axis=0)
   over_rows = sparse.diags_array(1.0 / np.sqrt(np.where(r > 0, r, 1.0)))
   over_columns = sparse.diags_array(1.0 / np.sqrt(np.where(c > 0, c, 1.0)))
   scaled = over_rows @ roots @ over_columns
-  factors = np.zeros([len(r), hidden], np.float32)
+  words, contexts = (np.zeros([len(x), hidden], np.float32) for x in (r, c))
   wanted = min(hidden + 1, *scaled.shape)
   if scaled.nnz:
-    u, s, _ = randomized_svd(
+    u, s, v = randomized_svd(
       scaled, wanted, n_iter=4, random_state=int(rng.integers(1 << 31))
     )
     frequency = np.sqrt(r / r.sum())
@@ -126,18 +202,22 @@ def word_embeddings(
     scores = u * np.sqrt(s)
     scores -= np.outer(frequency, frequency @ scores)
     _, axes = np.linalg.eigh(scores.T @ scores)
-    factors[:, : wanted - 1] = scores @ axes[:, 1:]  # the first has none left
+    axes = axes[:, 1:]  # the first has none left
+    words[:, : wanted - 1] = scores @ axes
+    contexts[:, : wanted - 1] = (v.T * np.sqrt(s)) @ axes
   # In the singular vectors' own basis the first numbers of all words would
   # be the largest; in a random one all numbers are alike.
-  basis = np.linalg.qr(rng.normal(size=[hidden, hidden]))[0]
-  rotated = _normalized(factors @ basis.astype(np.float32))
-  number = neighbours.sum(axis=1)[:, None]
+  basis = np.linalg.qr(rng.normal(size=[hidden, hidden]))[0].astype(np.float32)
+  words, contexts = _normalized(words @ basis), _normalized(contexts @ basis)
+  contexts *= (c > 0)[:, np.newaxis]
+  number = counts.sum(axis=1)[:, np.newaxis]
   # Rare words have few counts, of which much is chance: noise replaces it.
   weight = number / (number + _FEW_NEIGHBOURS)
-  weight *= rotated.any(axis=1, keepdims=True)
-  noise = _normalized(rng.standard_normal(factors.shape, np.float32))
-  words = np.sqrt(weight) * rotated + np.sqrt(1.0 - weight) * noise
-  return _normalized(words).astype(np.float32)
+  weight *= words.any(axis=1, keepdims=True)
+  noise = _normalized(rng.standard_normal(words.shape, np.float32))
+  words = np.sqrt(weight) * words + np.sqrt(1.0 - weight) * noise
+  by_offset = zip(neighbours, np.split(contexts, len(neighbours)), strict=True)
+  return _normalized(words).astype(np.float32), dict(by_offset)
 
 
 def _normalized(rows: np.ndarray) -> np.ndarray:

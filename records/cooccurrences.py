@@ -20,7 +20,8 @@ class TokenStatistics(NamedTuple):
   """What `model.initial_weights` learns from records."""
 
   log_frequencies: np.ndarray  # [V], in nats
-  neighbours: sparse.csr_array  # [V, ...], of `count`
+  context_words: np.ndarray  # ids [N]
+  neighbours: dict[int, sparse.csr_array]  # of `count`
 
 
 def token_statistics(
@@ -37,19 +38,17 @@ def token_statistics(
     sequences = [ids.astype("int32") for ids in texts]
   console.tell("learning first embeddings from the words' neighbours ...")
   counts = unigrams.count([np.concatenate(sequences)], vocab_size, special_ids)
-  neighbours = count(sequences, counts)
-  return TokenStatistics(unigrams.log_frequencies(counts), neighbours)
+  log_frequencies = unigrams.log_frequencies(counts)
+  return TokenStatistics(log_frequencies, *count(sequences, counts))
 
 
-def count(
-  sequences: Iterable[np.ndarray], counts: np.ndarray
-) -> sparse.csr_array:
-  """float32 [V, offsets x N]: how often a context word stands at an offset.
+def count(sequences: Iterable[np.ndarray], counts: np.ndarray) -> tuple:
+  """(ids [N] of context words, {offset: float32 [V, N]}, how often they stand).
 
   Context words are the N most frequent tokens by `counts`, [V]. Tokens with a
-  count of 0 (absent, or special, as [SEP]) have no contexts, are none, and keep
-  apart what stands on their two sides. `sequences` are ids. Numbers are exact
-  below 2^24.
+  count of 0 (absent, or special, as [SEP]) have no contexts, count as none, and
+  keep apart what stands on their two sides. `sequences` are ids. Numbers are
+  exact below 2^24.
   """
   vocab_size = len(counts)
   context_words = np.argsort(-counts, kind="stable")[:MAX_CONTEXT_WORDS]
@@ -61,8 +60,7 @@ def count(
   apart = np.full(1, -1, np.int32)
   parts = [part for ids in sequences for part in (ids, apart)]
   ids = np.concatenate([apart, *parts], dtype=np.int32)
-  blocks = []
-  # One block of columns for each offset.
+  neighbours = {}
   for offset in OFFSETS:
     far = abs(offset)
     before, after = np.arange(len(ids) - far), np.arange(far, len(ids))
@@ -74,5 +72,5 @@ def count(
     indices = ids[word[used]], columns[ids[context[used]]]
     ones = np.ones(len(indices[0]), np.float32)
     shape = vocab_size, len(context_words)
-    blocks.append(sparse.coo_array((ones, indices), shape=shape).tocsr())
-  return sparse.hstack(blocks, format="csr")
+    neighbours[offset] = sparse.coo_array((ones, indices), shape=shape).tocsr()
+  return context_words, neighbours

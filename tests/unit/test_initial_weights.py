@@ -9,18 +9,19 @@ import runs
 from scipy import sparse, special
 
 import input_pipeline
+import modeling
 from checkpoints import description
 from common import json_files
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from config.bert_config import BertConfig
 from interop import run_settings
-from model import attention, initial_weights, kernels
+from model import attention, initial_weights, kernels, weights
 from records import cooccurrences, tf_example, tfrecord, unigrams
 
 
 def neighbours(vocab_size, seed=0):
-  """[V, 4 V] as `cooccurrences.count` makes them, of random text."""
+  """Context words and counts by offset, [V, N], of random text."""
   text = np.random.default_rng(seed).integers(0, vocab_size, 5000)
   counts = unigrams.count([text], vocab_size, [])
   return cooccurrences.count([text], counts)
@@ -29,7 +30,7 @@ def neighbours(vocab_size, seed=0):
 def attention_of(config, seed):
   """float [N, S, S]: the first layer's mean probabilities, on random words."""
   values = initial_weights.informed(
-    config, np.zeros(config.vocab_size), neighbours(config.vocab_size), seed
+    config, np.zeros(config.vocab_size), *neighbours(config.vocab_size), seed
   )
   table = values["bert/embeddings/word_embeddings"]
   rng = np.random.default_rng(seed)
@@ -83,7 +84,7 @@ def test_each_rotary_head_attends_to_its_neighbour(hidden, heads, theta):
     100, hidden_size=hidden, num_attention_heads=heads,
     position_type="rotary", global_rope_theta=theta,
   )  # fmt: skip
-  values = initial_weights.informed(config, np.zeros(100), neighbours(100), 3)
+  values = initial_weights.informed(config, np.zeros(100), *neighbours(100), 3)
   assert "bert/embeddings/position_embeddings" not in values
   rng, length = np.random.default_rng(3), 40
   words = rng.normal(size=[50, length, hidden])
@@ -114,21 +115,25 @@ def test_contexts_are_counted(monkeypatch):
   sequences = [np.array([9, 1, 2, 1, 9, 3, 9]), np.array([3, 1])]
   counts = unigrams.count(sequences, 10, [9])
   assert counts.tolist() == [0, 3, 1, 2] + 6 * [0]
-  context_words = [1, 3, 2]
-  got = cooccurrences.count(sequences, counts).toarray().reshape(10, 4, 10)
-  want = np.zeros([10, 4, 10])
+  context_words, got = cooccurrences.count(sequences, counts)
+  assert context_words[:3].tolist() == [1, 3, 2]
+  want = {offset: np.zeros([10, 10]) for offset in (-2, -1, 1, 2)}
   for token, offset, other in [
     (1, 1, 2), (2, -1, 1), (2, 1, 1), (1, -1, 2), (1, -2, 1), (1, 2, 1),
     (3, 1, 1), (1, -1, 3),
   ]:  # fmt: skip
-    at = cooccurrences.OFFSETS.index(offset), context_words.index(other)
-    want[token][at] += 1
-  assert got.tolist() == want.tolist()
+    want[offset][token][context_words.tolist().index(other)] += 1
+  assert got.keys() == want.keys()
+  for offset, counted in got.items():
+    assert counted.toarray().tolist() == want[offset].tolist()
   # Only frequent words are contexts.
   monkeypatch.setattr(cooccurrences, "MAX_CONTEXT_WORDS", 1)
-  got = cooccurrences.count([np.array([1, 2, 1])], np.array([0, 2, 1, 0]))
-  rows = [[0] * 4, [1, 0, 0, 1], [0, 1, 1, 0], [0] * 4]
-  assert got.toarray().tolist() == rows
+  context_words, got = cooccurrences.count(
+    [np.array([1, 2, 1])], np.array([0, 2, 1, 0])
+  )
+  assert context_words.tolist() == [1]
+  rows = np.concatenate([got[o].toarray() for o in (-2, -1, 1, 2)], axis=1)
+  assert rows.tolist() == [[0] * 4, [1, 0, 0, 1], [0, 1, 1, 0], [0] * 4]
 
 
 @pytest.mark.parametrize("isolated", [0, 1, 3])
@@ -144,16 +149,26 @@ def test_word_embeddings_are_the_factors_of_their_definition(isolated):
   matrix[:30, :60] = rng.integers(1, 50, [30, 60]) * 1e6  # nothing at random
   for word in range(30, of):
     matrix[word, 60 + word - 30] = 1e8
-  got = initial_weights.word_embeddings(sparse.csr_array(matrix), hidden, 5)
+  parts = {1: matrix[:, :of], -1: matrix[:, of:]}
+  got, contexts = initial_weights.factors(
+    {offset: sparse.csr_array(part) for offset, part in parts.items()},
+    hidden, 5,
+  )  # fmt: skip
   roots = np.sqrt(matrix)
   r, c = roots.sum(1), roots.sum(0)
   frequency = np.sqrt(r / r.sum())
   scaled = roots / np.sqrt(np.outer(r, np.where(c, c, 1.0)))
   left = scaled - np.outer(frequency, frequency @ scaled)
-  u, s, _ = np.linalg.svd(left)
+  u, s, vt = np.linalg.svd(left)
   want = u[:, :hidden] * np.sqrt(s[:hidden])
   want /= np.linalg.norm(want, axis=1, keepdims=True)
   np.testing.assert_allclose(got @ got.T / hidden, want @ want.T, atol=0.02)
+  # Contexts are in the same basis; the isolated words' are the last columns.
+  right = vt[:hidden, :60].T * np.sqrt(s[:hidden])
+  right /= np.linalg.norm(right, axis=1, keepdims=True)
+  assert list(contexts) == [1, -1]
+  both = np.concatenate(list(contexts.values()))[:60]
+  np.testing.assert_allclose(got @ both.T / hidden, want @ right.T, atol=0.05)
 
 
 def test_rare_words_are_partly_random():
@@ -168,7 +183,7 @@ def test_rare_words_are_partly_random():
   matrix = sparse.csr_array(np.concatenate([matrix, rows]))
   products = []
   for seed in range(2):
-    words = initial_weights.word_embeddings(matrix, 30, seed)
+    words, _ = initial_weights.factors({1: matrix}, 30, seed)
     np.testing.assert_allclose(np.square(words).mean(1), 1.0, rtol=1e-5)
     products.append(words @ words[:40].T / 30)
   apart = np.abs(products[0] - products[1]).mean(1)
@@ -177,15 +192,166 @@ def test_rare_words_are_partly_random():
   assert apart[40] > 0.15, apart[40]
 
 
-@pytest.mark.parametrize("text", [[], [[3]], [[3, 3]], [[1, 2] * 50]])
+@pytest.mark.parametrize(
+  "text", [[], [[3]], [[3, 3]], [[2, 2]], [[0, 0, 0]], [[1, 2] * 50]]
+)
 def test_words_of_next_to_no_text(text):
   """More numbers than words, no contexts: rows of full size, apart."""
   sequences = [*map(np.array, text)]
   counts = unigrams.count(sequences, 30, [])
-  counted = cooccurrences.count(sequences, counts)
-  words = initial_weights.word_embeddings(counted, 512, seed=2**63 - 1)
+  context_words, counted = cooccurrences.count(sequences, counts)
+  words, _ = initial_weights.factors(counted, 512, seed=2**63 - 1)
   assert np.abs(words @ words.T / 512 - np.eye(30))[3:, 3:].max() < 0.3
   np.testing.assert_allclose(np.square(words).mean(1), 1.0, rtol=1e-5)
+  config = BertConfig(
+    30, hidden_size=512, num_attention_heads=8, position_type="rotary"
+  )
+  values = initial_weights.informed(
+    config, np.zeros(30), context_words, counted, 3
+  )
+  assert all(np.isfinite(value).all() for value in values.values())
+
+
+def pairs_text():
+  """Each of 40 words with the one of 40 others that stands after it."""
+  rng = np.random.default_rng(1)
+  after = 40 + rng.permutation(40)
+  first = rng.integers(0, 40, 8000)
+  return np.stack([first, after[first]], axis=1).ravel(), after
+
+
+def small_rotary(vocab_size, layers=2):
+  return BertConfig(
+    vocab_size, hidden_size=128, num_hidden_layers=layers,
+    num_attention_heads=2, intermediate_size=256, initializer_range=0.035,
+    position_type="rotary",
+  )  # fmt: skip
+
+
+def test_heads_predict_what_stands_beside():
+  text, after = pairs_text()
+  context_words, counted = cooccurrences.count(
+    [text], unigrams.count([text], 80, [])
+  )
+  words, contexts = initial_weights.factors(counted, 64, 3)
+  known = words[context_words], contexts[-1], counted[-1].sum(axis=0)
+  value, output = initial_weights.predicting_kernels(*known, heads=1)
+  best = np.argmax(words[:40] @ value @ output @ words.T, axis=1)
+  assert (best == after).mean() > 0.9, best
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_heads_are_the_largest_part_of_weighted_least_squares(heads):
+  """Of contexts that no map fits, with counts that differ by a thousand."""
+  rng = np.random.default_rng(6)
+  words, contexts = rng.normal(size=[2, 200, 32])
+  counts = np.geomspace(1, 1000, 200)
+  value, output = initial_weights.predicting_kernels(
+    words, contexts, counts, heads
+  )
+  weighted = words * np.sqrt(counts)[:, None]
+  solved = np.linalg.solve(words.T @ weighted, weighted.T @ contexts)
+  left, sizes, right = np.linalg.svd(solved)
+  kept = 32 // heads
+  want = left[:, :kept] * sizes[:kept] @ right[:kept]
+  want /= np.std(words @ want) * np.sqrt(heads)
+  assert value.shape == (32, kept)
+  np.testing.assert_allclose(value @ output, want, atol=1e-6)
+  assert np.std(words @ value) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_a_model_predicts_neighbours_before_its_first_update(layers):
+  """What is masked after a word of `pairs_text`, by the whole model."""
+  text, _ = pairs_text()
+  config, counts = small_rotary(81, layers), unigrams.count([text], 81, [])
+  values = initial_weights.informed(
+    config, unigrams.log_frequencies(counts),
+    *cooccurrences.count([text], counts), 3,
+  )  # fmt: skip
+  shapes = {w.name: w.shape for w in weights.weights(config)}
+  for name, value in values.items():
+    assert value.shape == shapes[name], name
+  rows, positions = text[: 40 * 32].reshape(40, 32), [5, 17, 25]
+  labels = rows[:, positions]
+  rows[:, positions] = 80  # [MASK]
+  right = []
+  for seed in range(3):  # of all other weights
+    with tf.Graph().as_default(), tf.Session() as session:
+      tf.set_random_seed(seed)
+      model = modeling.BertModel(
+        config, False, tf.constant(rows, tf.int32), scope="bert"
+      )
+      logits = modeling.masked_lm_logits(
+        config, model.get_sequence_output(), model.get_embedding_table(),
+        tf.constant([positions] * 40, tf.int32),
+      )  # fmt: skip
+      session.run(tf.global_variables_initializer())
+      for variable in tf.global_variables():
+        if variable.op.name in values:
+          variable.load(values[variable.op.name], session)
+      best = np.argmax(session.run(logits.log_probs()), axis=1)
+    right.append((best == labels.ravel()).mean())
+  assert np.mean(right) > 0.25, right  # by chance one of 40
+
+
+def rotated(heads, position, theta):
+  """[n, 2, D] at a position, by the formula of rotary embeddings."""
+  size = heads.shape[-1]
+  angles = position * theta ** (-np.arange(0, size, 2) / size)
+  first, second = np.split(heads, 2, axis=-1)
+  sin, cos = np.sin(angles), np.cos(angles)
+  return np.concatenate(
+    [first * cos - second * sin, second * cos + first * sin], axis=-1
+  )
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_the_second_layer_copies_what_has_the_same_neighbours(local):
+  """Nearly as well from 20 tokens away, by the theta of its kind of layer."""
+  config = small_rotary(300)
+  config.global_rope_theta, config.local_rope_theta = 1e4, 1e30
+  if local:
+    config.global_attn_every_n_layers = 3
+    config.global_rope_theta, config.local_rope_theta = 1e30, 1e4
+  values = initial_weights.informed(config, np.zeros(300), *neighbours(300), 3)
+  table = values["bert/embeddings/word_embeddings"]
+  table = table / np.std(table, axis=1, keepdims=True)
+
+  def kernel(layer, name):
+    return values[f"bert/encoder/layer_{layer}/attention/{name}/kernel"]
+
+  def hidden(own, left, right):
+    """Tokens, [n, H], after the first layer's heads, which look beside them."""
+    value, output = kernel(0, "self/value"), kernel(0, "output/dense")
+    beside = np.concatenate(
+      [table[left] @ value[:, :64], table[right] @ value[:, 64:]], axis=1
+    )
+    return table[own] + beside @ output
+
+  def heads(tokens, name, position):
+    projected = tokens @ kernel(1, f"self/{name}")
+    return rotated(projected.reshape(-1, 2, 64), position, 1e4)
+
+  rng = np.random.default_rng(4)
+  own, other, left, right, third, fourth = rng.integers(0, 300, [6, 500])
+  gains = []
+  for distance in (0, 20):
+    query = heads(hidden(own, left, right), "query", 0)
+    same, one, none = (
+      np.sum(query * heads(hidden(other, *beside), "key", distance), axis=-1)
+      for beside in [(left, right), (left, third), (fourth, third)]
+    )
+    spread = np.std(none) / 2
+    assert same.mean() > one.mean() + spread > none.mean() + 2 * spread
+    gains.append(same.mean() - none.mean())
+  assert gains[1] > 0.8 * gains[0], gains
+  copied = kernel(1, "self/value") @ kernel(1, "output/dense")
+  np.testing.assert_allclose(copied, np.eye(128), atol=1e-5)
+  one_layer = initial_weights.informed(
+    small_rotary(300, 1), np.zeros(300), *neighbours(300), 3
+  )
+  assert not any("layer_1" in name for name in one_layer)
 
 
 def text_of(folder):
@@ -208,14 +374,14 @@ def text_of(folder):
 
 
 def counted(folder, vocab_size, special=()):
-  """Log frequencies [V] and contexts [V, ...] of the text in a folder."""
+  """Log frequencies [V], context words and counts of the text in a folder."""
   made, found = text_of(folder)
   special = [*special, *found]
   counts = np.bincount(sum(made, []), minlength=vocab_size)
   counts[special] = 0
   assert counts.sum() > 1000
   contexts = cooccurrences.count([*map(np.array, made)], counts)
-  return np.log((counts + 1) / (counts + 1).sum()), contexts
+  return np.log((counts + 1) / (counts + 1).sum()), *contexts
 
 
 GIVEN = dict(num_train_steps=1, num_warmup_steps=0, learning_rate=1e-12)
@@ -275,7 +441,7 @@ def test_a_checkpoint_wins_over_them(tiny_run, tmp_path):
   for name, value in runs.weights(tmp_path / "partly").items():
     if name in kept and name.startswith(("bert", "cls")):
       np.testing.assert_allclose(value, whole[name], atol=1e-9, err_msg=name)
-  logs, _ = counted(tmp_path, 100)
+  logs, *_ = counted(tmp_path, 100)
   got = runs.weights(tmp_path / "partly")[bias]
   np.testing.assert_allclose(got, logs, atol=1e-6)
   with mock.patch.object(unigrams, "texts", side_effect=AssertionError):

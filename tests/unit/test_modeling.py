@@ -860,7 +860,7 @@ def test_model_checks_its_arguments():
   assert modeling.get_activation(tf.tanh) is tf.tanh
 
 
-# google/bert's, of which ruff cannot tell that scripts import them from here.
+# google/bert's names: scripts import them from here, which ruff cannot see.
 GOOGLE_BERTS_NAMES = """
   BertConfig BertModel assert_rank attention_layer
   create_attention_mask_from_input_mask create_initializer dropout
