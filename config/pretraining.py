@@ -415,7 +415,7 @@ class PretrainingConfig(RunConfig):
     "Weights that a new run starts from, where no --init_checkpoint has them. "
     "random: google/bert's. informed: output bias from the frequencies of "
     "tokens in --input_file, word embeddings from their co-occurrence, heads "
-    "that look at neighbours and, with rotary positions, predict and copy; the "
+    "that predict words from neighbours and, with rotary positions, copy; the "
     "rest is google/bert's.", choices=("random", "informed"))
   sampled_softmax: int = _model(0,
     "Number of sampled tokens in training's masked LM softmax, besides the "

@@ -15,14 +15,11 @@ alike. With `informed` it knows that:
   the same number of tokens (https://arxiv.org/abs/1706.03762, section 3.5).
 - Each head of the first layer attends to the token at its own distance: its key
   weights are its query weights, rotated (compare the products of weights in
-  https://arxiv.org/abs/2305.09828). Values and outputs keep the variance.
-
-With rotary positions, where no positions are added to word embeddings, also:
-
-- The first layer's heads predict a word from the neighbour that they attend to,
-  by the factors of those counts; the masked LM head passes predictions on.
-- The second layer's heads attend to tokens that have the same neighbours, and
-  copy them: induction heads (https://arxiv.org/abs/2209.11895) of both sides.
+  https://arxiv.org/abs/2305.09828). It predicts a word from that neighbour, by
+  the factors of those counts; the masked LM head passes predictions on.
+- With rotary positions, where none are added to words, the second layer's heads
+  attend to tokens that have the same neighbours, and copy them: induction heads
+  (https://arxiv.org/abs/2209.11895) of both sides.
 
 The model is an ordinary BERT, and training may change all of its weights.
 """
@@ -80,7 +77,6 @@ def informed(
   has_own_keys = config.num_key_value_heads is None and config.attention_bias
   if has_own_keys and (is_global or is_rotary):
     values |= _looking_at_neighbours(config, rng)
-  if has_own_keys and is_rotary:
     value, output = values[_FIRST % VALUE], values[_FIRST % ATTENDED]
     for head, offset in enumerate(offsets(heads)):
       if offset in contexts and contexts[offset].any():
@@ -89,7 +85,11 @@ def informed(
         value[:, own], output[own] = predicting_kernels(
           words[context_words], contexts[offset], counts, heads
         )
-    values |= _copying(config, output, rng)
+    if config.mlm_head:
+      noise = rng.normal(size=[hidden, hidden]) * config.initializer_range
+      values["cls/predictions/transform/dense/kernel"] = np.eye(hidden) + noise
+    if is_rotary and config.num_hidden_layers > 1:
+      values |= _copying(config, output, rng)
   return {name: array.astype(np.float32) for name, array in values.items()}
 
 
@@ -137,7 +137,7 @@ def predicting_kernels(
 
 
 def _copying(config: BertConfig, output: np.ndarray, rng) -> dict:
-  """The second layer's attention, and the masked LM head's dense layer.
+  """The second layer's attention.
 
   The first two heads' rows of `output`, the first layer's output kernel, write
   what stands beside a token. Queries and keys read that by the same weights,
@@ -145,8 +145,7 @@ def _copying(config: BertConfig, output: np.ndarray, rng) -> dict:
   neighbours they have. Values are rotated and outputs rotate back: a copy.
   """
   hidden, size = config.hidden_size, config.head_size
-  noise = rng.normal(size=[3, hidden, hidden]) * config.initializer_range
-  query, key, dense = noise
+  query, key = rng.normal(size=[2, hidden, hidden]) * config.initializer_range
   square = output @ output.T + _READING_RIDGE * np.eye(hidden)
   reading = np.linalg.solve(square, output).T[:, : 2 * size]
   thetas = config.global_rope_theta, config.local_rope_theta
@@ -158,14 +157,11 @@ def _copying(config: BertConfig, output: np.ndarray, rng) -> dict:
     mixed = reading @ rng.normal(size=[reading.shape[1], len(slow)])
     mixed *= _READING_NORM / np.linalg.norm(mixed, axis=0)
     query[:, first + slow] = key[:, first + slow] = mixed
-  values = {}
-  if config.mlm_head:
-    values["cls/predictions/transform/dense/kernel"] = np.eye(hidden) + dense
-  if config.num_hidden_layers > 1:
-    rotation = np.linalg.qr(rng.normal(size=[hidden, hidden]))[0]
-    values[_SECOND % QUERY], values[_SECOND % KEY] = query, key
-    values[_SECOND % VALUE], values[_SECOND % ATTENDED] = rotation, rotation.T
-  return values
+  value = np.linalg.qr(rng.normal(size=[hidden, hidden]))[0]
+  scopes, kernels = (QUERY, KEY, VALUE, ATTENDED), (query, key, value, value.T)
+  return {
+    _SECOND % s: kernel for s, kernel in zip(scopes, kernels, strict=True)
+  }
 
 
 def factors(
