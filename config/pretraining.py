@@ -414,9 +414,10 @@ class PretrainingConfig(RunConfig):
   initial_weights: str = _model("random",
     "Weights that a new run starts from, where no --init_checkpoint has them. "
     "random: google/bert's. informed: output bias from the frequencies of "
-    "tokens in --input_file, word embeddings from their co-occurrence, heads "
-    "that predict words from neighbours and, with rotary positions, copy; the "
-    "rest is google/bert's.", choices=("random", "informed"))
+    "tokens in --input_file, word embeddings from their co-occurrence, "
+    "sinusoidal positions, heads that predict words from neighbours and, with "
+    "rotary positions, copy; the rest is google/bert's.",
+    choices=("random", "informed"))
   sampled_softmax: int = _model(0,
     "Number of sampled tokens in training's masked LM softmax, besides the "
     "labels; resampled every update, frequent ones almost always. A small "

@@ -149,12 +149,13 @@ def numbers(
   path: str, rows: Sequence[Row], name: str, texts: Sequence[str]
 ) -> list[float]:
   """The finite numbers that a column's `texts` are, or `DataError`."""
-  for row, text in zip(rows, texts, strict=True):
-    if not math.isfinite(as_number(text)):
+  values = [as_number(text) for text in texts]
+  for row, text, value in zip(rows, texts, values, strict=True):
+    if not math.isfinite(value):
       raise DataError(
         f"{path}: line {row.line}: {name} is {text!r}, not a finite number"
       )
-  return [float(text) for text in texts]
+  return values
 
 
 def lists(
