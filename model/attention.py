@@ -96,21 +96,25 @@ def block_of(bert: BertConfig, seq_length) -> int | None:
   return block if is_long else None
 
 
+def rotary_frequencies(size: int, theta: float) -> np.ndarray:
+  """Radians a token of each pair of a head's `size` numbers, float32 [D / 2].
+
+  https://arxiv.org/abs/2104.09864, equation 15. Rounded as transformers
+  rounds: an angle of thousands of radians has few digits after the point, so
+  another order of roundings is another model.
+  """
+  exponents = np.arange(0, size, 2) / size
+  return np.float32(1.0) / (theta**exponents).astype(np.float32)
+
+
 def rotary_tables(
   bert: BertConfig, theta: float, position_ids, seq_length
 ) -> tuple:
-  """Cosines and sines for `kernels.rotate`, float32 [B or 1, 1, S, D / 2].
-
-  Position p rotates pair j of a head's numbers by p / theta^(2 j / D):
-  https://arxiv.org/abs/2104.09864, equation 15.
-  """
+  """Cosines and sines for `kernels.rotate`, float32 [B or 1, 1, S, D / 2]."""
   rows = bert.max_position_embeddings
   if isinstance(seq_length, int):
     rows = seq_length
-  # Rounded as transformers rounds: an angle of thousands of radians has few
-  # digits after the point, so another order of roundings is another model.
-  exponents = np.arange(0, bert.head_size, 2) / bert.head_size
-  frequencies = np.float32(1.0) / np.float32(theta**exponents)
+  frequencies = rotary_frequencies(bert.head_size, theta)
   angles = np.arange(rows, dtype=np.float32)[:, np.newaxis] * frequencies
   tables = []
   for function in (np.cos, np.sin):

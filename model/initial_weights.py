@@ -30,6 +30,7 @@ import numpy as np
 from scipy import sparse
 
 from config.bert_config import BertConfig
+from model.attention import rotary_frequencies
 from model.weights import ATTENDED, KEY, QUERY, VALUE, embedding_tables
 
 # research/quality_for_the_time.md has the searches behind these numbers.
@@ -124,8 +125,9 @@ def predicting_kernels(
   [N, H], whose products with embeddings say which words stand beside: by least
   squares, weighted by roots of `counts` [N], cut to D singular values.
   """
-  weights = counts[:, np.newaxis] ** 0.25  # squared, they are roots
-  matrix = np.linalg.lstsq(words * weights, contexts * weights)[0]
+  weighted = words * np.sqrt(counts, dtype=np.float64)[:, np.newaxis]
+  # Normal equations: [H, H] instead of [N, H], and too fine for float32.
+  matrix = np.linalg.lstsq(weighted.T @ words, weighted.T @ contexts)[0]
   left, sizes, right = np.linalg.svd(matrix)
   kept = len(sizes) // heads
   roots = np.sqrt(sizes[:kept])
@@ -149,8 +151,7 @@ def _copying(config: BertConfig, output: np.ndarray, rng) -> dict:
   square = output @ output.T + _READING_RIDGE * np.eye(hidden)
   reading = np.linalg.solve(square, output).T[:, : 2 * size]
   thetas = config.global_rope_theta, config.local_rope_theta
-  theta = thetas[config.is_local(1)]
-  frequencies = theta ** (-np.arange(0, size, 2) / size)
+  frequencies = rotary_frequencies(size, thetas[config.is_local(1)])
   is_slow = frequencies <= max(_FASTEST, frequencies[-1])
   slow = np.flatnonzero(np.tile(is_slow, 2))
   for first in range(0, hidden, size):
@@ -250,12 +251,9 @@ def attention_to_neighbours(hidden: int, heads: int, rng) -> tuple:
   size = hidden // heads
   std = math.sqrt(_SCORE / (hidden * math.sqrt(size)))
   query = rng.normal(size=[hidden // 2, 2, heads, size]) * std
-  angles = _frequencies(hidden)[:, None] * offsets(heads)
-  sin, cos = np.sin(angles)[..., None], np.cos(angles)[..., None]
-  of_sine, of_cosine = query[:, 0], query[:, 1]
-  key = np.stack(
-    [of_sine * cos + of_cosine * sin, of_cosine * cos - of_sine * sin], axis=1
-  )
+  rotation = np.exp(1j * _frequencies(hidden)[:, None] * offsets(heads))
+  pairs = (query[:, 1] + 1j * query[:, 0]) * rotation[..., None]
+  key = np.stack([pairs.imag, pairs.real], axis=1)
   return query.reshape(hidden, hidden), key.reshape(hidden, hidden)
 
 
@@ -267,7 +265,7 @@ def biases_to_neighbours(size: int, heads: int, theta: float) -> tuple:
   u_k^2 cos((i + o - j) f_k) over pairs k of the head's `size` numbers, largest
   at j = i + o.
   """
-  frequencies = theta ** (-np.arange(0, size, 2) / size)
+  frequencies = rotary_frequencies(size, theta)
   is_fast = frequencies >= _SLOWEST
   query = np.sqrt(_ROTARY_SCORE * math.sqrt(size) / is_fast.sum()) * is_fast
   angles = frequencies * offsets(heads)[:, None]
