@@ -245,7 +245,8 @@ def train_ops(
     plan.stage.first_update,
   )
   if config.average_updates:
-    average = averages.Averages(config.average_updates)
+    most = config.eval_every_steps or plan.updates
+    average = averages.Averages(config.average_updates, most)
     with tf.control_dependencies([ops.update]):
       applied = tf.logical_not(ops.skipped)
     ops = ops._replace(update=average.update_op(applied))

@@ -88,6 +88,7 @@ def training_task(
   of_record = model_flops.of_run(config, 1, source.shape, masked=0)
   of_masked = model_flops.of_run(config, 0, source.shape, masked=1)
   slices = comm.tensor_parallel.size
+  informed = functools.partial(informed_weights, config, source)
   return train_loop.Task(
     plan=plan,
     ops=training_step(
@@ -107,11 +108,7 @@ def training_task(
     },
     vote=vote,
     budget=budget,
-    initial=(
-      functools.partial(informed_weights, config, source)
-      if config.initial_weights == "informed"
-      else None
-    ),
+    initial=informed if config.initial_weights == "informed" else None,
   )
 
 

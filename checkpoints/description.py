@@ -132,8 +132,7 @@ class Description:
   @property
   def learned_from(self) -> str:
     """The file that says what the model `learned`."""
-    name = RUN_FILE if self.training else TASK_FILE
-    return os.path.join(self.folder, name)
+    return os.path.join(self.folder, RUN_FILE if self.training else TASK_FILE)
 
   @property
   def data(self) -> dict:

@@ -246,19 +246,20 @@ class Restore:
     session.run(self._initializer)
     # What is in memory is newer than any checkpoint, or the run would go back.
     name, committed = None, self.committed()
-    here = self._grown(grow, committed.values) if committed else None
+    here: Any = self._grown(grow, committed.values) if committed else None
     values: Any = None
     absent = set[str]()
-    if self._comm.is_root and committed:
-      name = f"what update {committed.step:,} left in memory"
-      values = here
-      _load(session, self._variables.whole, values)
-    elif self._comm.is_root:
-      name = path or self._files.newest_whole() or ""
-      values = self._grown(grow, Checkpoint(name))
-      _check_shapes(values, self._variables.shapes)
+    if self._comm.is_root:
+      if committed:
+        name = f"what update {committed.step:,} left in memory"
+        values = here
+      else:
+        name = path or self._files.newest_whole() or ""
+        values = self._grown(grow, Checkpoint(name))
+        _check_shapes(values, self._variables.shapes)
       optional = _names(tf.get_collection(OPTIONAL_VARIABLES))
-      absent = self._variables.shapes.keys() - values.shapes.keys()
+      names = getattr(values, "shapes", values).keys()
+      absent = self._variables.shapes.keys() - names
       missing = absent - optional
       if missing:
         raise CheckpointError(
@@ -266,12 +267,14 @@ class Restore:
           f"{len(missing) - 1} more variables. To start a new run from its "
           "weights give it as --init_checkpoint with a new --output_dir"
         )
-      self._load_whole(session, values, values.shapes)
+      self._load_whole(session, values, names)
     self._load_sharded(session, values, self._variables.parts.keys() - absent)
     session.run(self._broadcast)
     session.run(self._begin)
     if committed:
-      _load(session, self._summed, here)  # this rank's
+      known = getattr(here, "shapes", here)  # this rank's
+      summed = [v for v in self._summed if v.op.name in known]
+      _load(session, summed, here)
     return name
 
   def _grown(self, grow: Callable | None, values: Any) -> Any:
@@ -288,7 +291,10 @@ class Restore:
     So a training goes on with the records that follow, at the rate of now.
     """
     source, names, parts = None, set[str](), {*self._variables.parts}
-    session.run([variable.initializer for variable in self._summed])
+    # Averages that the checkpoint lacks begin with its weights.
+    states = self._summed + tf.get_collection(OPTIONAL_VARIABLES)
+    fresh = [v for v in states if not _PLACE.fullmatch(v.op.name)]
+    session.run([variable.initializer for variable in fresh])
     if self._comm.is_root:
       self._files.wait()
       self._files.check(step)
@@ -298,6 +304,7 @@ class Restore:
     self._load_whole(session, source, names)
     self._load_sharded(session, source, parts)
     session.run(self._broadcast)
+    session.run(self._begin)
 
   def _load_trained(
     self, session, source: Checkpoint | dict | None, names

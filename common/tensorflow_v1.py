@@ -91,5 +91,4 @@ def monotonic_seconds():
   """float64, `time.monotonic()` when the graph runs: nobody sets that clock."""
   # Nor does --deterministic forbid it, as it does tf.timestamp.
   tf = sys.modules[__name__].tf
-  now = tf.numpy_function(time.monotonic, [], tf.float64)
-  return tf.ensure_shape(now, [])
+  return tf.ensure_shape(tf.numpy_function(time.monotonic, [], tf.float64), [])

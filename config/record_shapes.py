@@ -13,8 +13,7 @@ def of_patterns(
   files: str | None, config, training: bool = True
 ) -> RecordShape:
   """`of_run` of the files that names and globs mean."""
-  record_set = record_files.find(files) if files else None
-  return of_run(record_set, config, training)
+  return of_run(record_files.find(files) if files else None, config, training)
 
 
 def of_run(

@@ -147,8 +147,7 @@ class _Measure(NamedTuple):
 
 def _signs_per_word(*signs: str) -> _Measure:
   def share(document: _Document) -> float:
-    count = sum(map(document.text.count, signs))
-    return count / max(1, len(document.words))
+    return sum(map(document.text.count, signs)) / max(1, len(document.words))
 
   return _Measure(share)
 
@@ -224,10 +223,8 @@ def _repeated_ngrams(document: _Document, size: int) -> float:
 
 def _listed_words(document: _Document, words: Sequence[str]) -> float:
   """How many of the words and phrases occur, without regard to case."""
-  text, count = _spaced_words(document.lower), 0
-  for listed in _listed(tuple(words)):
-    count += listed in text
-  return count
+  text = _spaced_words(document.lower)
+  return sum(map(text.__contains__, _listed(tuple(words))))
 
 
 @functools.lru_cache(8)

@@ -192,8 +192,7 @@ def _evaluator(
         shown.append(f"{name} {value:.4f}")
     return "  ".join(shown)
 
-  evaluated = source.fingerprint()
-  return Evaluator(evaluation, headline, config, evaluated, comm)
+  return Evaluator(evaluation, headline, config, source.fingerprint(), comm)
 
 
 def _collector(

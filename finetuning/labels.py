@@ -141,10 +141,7 @@ def key_of(labels: Sequence[str]) -> Callable[[str], str]:
 
   Case counts only where nothing else tells two labels apart.
   """
-
-  def caseless(label: str) -> str:
-    return identity(label).casefold()
-
+  caseless = lambda label: identity(label).casefold()
   for key in (caseless, identity):
     if len(set(map(key, labels))) == len(labels):
       return key

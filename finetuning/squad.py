@@ -135,8 +135,7 @@ class Squad(FinetuningTask):
     return lines
 
   def describe(self):
-    names = spans.ANSWER_SETTINGS
-    return {name: getattr(self.config, name) for name in names}
+    return {name: getattr(self.config, name) for name in spans.ANSWER_SETTINGS}
 
 
 def span_logits(features, bert, policy):

@@ -21,7 +21,7 @@ _SAMPLES = 10
 class Averages:
   """The averages of a complete model's weights, NAME/average each, in float32.
 
-  With n samples of the weights so far, at each k-th update, k = span / 10,
+  With n samples of the weights so far, at each k-th update, k <= span / 10,
 
     average <- average + max(1 / n, k / span) (weights - average)
 
@@ -29,8 +29,9 @@ class Averages:
   average that forgets as fast. A run may resume from a checkpoint without it.
   """
 
-  def __init__(self, span: int):
-    self._span, self._every = span, max(1, span // _SAMPLES)
+  def __init__(self, span: int, most: int):
+    """With a sample for each `most` updates, so that no evaluation lacks it."""
+    self._span, self._every = span, max(1, min(span // _SAMPLES, most))
     self._samples = moments.state("averages/samples")
     self._pairs = []
     for weights in tf.trainable_variables():

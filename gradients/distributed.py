@@ -77,8 +77,8 @@ class Comm:
     """[n, ...] of [ranks x n, ...]: this rank's part of the sum over ranks."""
     return tensor
 
-  def allgather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-    """All ranks' tensors, concatenated along the first axis."""
+  def allgather(self, tensor, name: str, rows: int | None = None) -> tf.Tensor:
+    """All tensors along the first axis: `rows` in all, if they differ."""
     return tensor
 
   def broadcast(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
@@ -200,7 +200,7 @@ class _HorovodComm(Comm):
     by_rank = tf.reshape(parts, [self.size, rows, *tensor.shape[1:]])
     return tf.reduce_sum(tf.cast(by_rank, tensor.dtype), axis=0)
 
-  def allgather(self, tensor, name):
+  def allgather(self, tensor, name, rows=None):
     return self._hvd.allgather(tensor, name=name, process_set=self._ranks)
 
   def broadcast(self, tensor, name):

@@ -84,7 +84,8 @@ class VariableLayout:
       return results
     rows = [tf.reshape(result, [-1]) for result in results]
     rows.append(tf.zeros([0]))  # a rank may have none
-    gathered = self.comm.allgather(tf.concat(rows, axis=0), name)
+    part = tf.concat(rows, axis=0)
+    gathered = self.comm.allgather(part, name, rows=sum(sizes))
     by_rank = tf.split(gathered, [sizes[index] for index in order])
     results = [tf.zeros([0])] * len(batch)
     for row, index in zip(by_rank, order, strict=True):

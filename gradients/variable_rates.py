@@ -105,7 +105,7 @@ class StableAdamWOptimizer(VariableRateOptimizer):
   """
 
   def _ratio(self, norm, weights, update, gradient, v):
-    surprise = gradient * tf.math.rsqrt(tf.maximum(v, self.epsilon**2))
+    surprise = gradient / tf.maximum(tf.sqrt(v), self.epsilon)
     # A mean over all of a variable, of which a rank may have a part.
     rms = norm(surprise) / norm(tf.ones_like(surprise))
     return 1.0 / tf.maximum(1.0, rms)

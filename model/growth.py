@@ -24,9 +24,8 @@ from config.bert_config import BertConfig
 from config.stages import Growth
 from model import weights
 
-# Of which power of the gradient a slot is, by the end of its name. Other slots
-# are like their weight.
-_POWERS = {"_m": 1, "_v": 2}
+# Of which power of the gradient a slot is. Other slots are like their weight.
+_POWERS = {"adam_m": 1, "muon_m": 1, "powersgd_error": 1, "adam_v": 2}
 _LAYER = re.compile(r"(?<=/encoder/layer_)\d+")
 
 
@@ -79,7 +78,7 @@ class Grown:
     if list(value.shape) == shape:
       return value
     weight, slot = self._parts(name)
-    summed, power = self._summed_axis(weight), _POWERS.get(slot[-2:], 0)
+    summed, power = self._summed_axis(weight), _POWERS.get(slot, 0)
     added = np.subtract(shape, value.shape)
     grown = np.pad(value, np.stack([0 * added, added], 1), "wrap")
     random = np.random.default_rng(zlib.crc32(weight.encode()))

@@ -69,7 +69,8 @@ class Slices:
     """The whole tensor from each slice's `part`; `name` is Horovod's."""
     # Ranks are gathered along the first axis.
     to_rows = tf.transpose if cut.axis else tf.identity
-    whole = to_rows(self._comm.allgather(to_rows(part), name))
+    rows = cut.shape[cut.axis]
+    whole = to_rows(self._comm.allgather(to_rows(part), name, rows))
     whole.set_shape(cut.shape)
     return whole
 

@@ -143,8 +143,7 @@ class BasicTokenizer:
 
 def word_spans(text: str) -> list[tuple[int, int]]:
   """Where `BasicTokenizer`'s words begin and end, in characters of `text`."""
-  kinds = text.translate(_KINDS)
-  return [word.span() for word in re.finditer(r"w+|\.", kinds)]
+  return [w.span() for w in re.finditer(r"w+|\.", text.translate(_KINDS))]
 
 
 class WordpieceTokenizer:

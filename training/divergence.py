@@ -90,6 +90,7 @@ class Guard:
     if to is None or to <= run.task.plan.stage.first_update:
       self._first, self._last = self._bad_update(first, update), update
       self._raise(step)
+    run.watchdog.pause()  # until the next update
     run.checkpointer.restore.rewind(run.session, to)
     say(
       run.comm,

@@ -185,8 +185,10 @@ class PlannedRanks(distributed.Comm):
   def reducescatter(self, tensor, name, fp16=False):
     return tensor[: tensor.shape[0] // self.size]
 
-  def allgather(self, tensor, name):
-    return tf.concat([tensor] * self.size, axis=0)
+  def allgather(self, tensor, name, rows=None):
+    own = tensor.shape.as_list()[0]
+    rows = rows or self.size * own
+    return tf.concat([tensor] * -(-rows // own), axis=0)[:rows]
 
 
 def _run(job: Job, size: int, sender) -> None:

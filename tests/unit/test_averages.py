@@ -29,10 +29,10 @@ def values(folder, step, ending=""):
   return {n: found[n + ending] for n in trained if n + ending in found}
 
 
-def assert_averaged(folder, span, updates, first=1):
+def assert_averaged(folder, span, updates, first=1, every=None):
   """All averages at the last of `updates` are NumPy's, from `first` on."""
   skipped = runs.metrics(folder, "skipped")
-  every, samples, want = max(1, span // 10), 0, {}
+  every, samples, want = every or max(1, span // 10), 0, {}
   for step in range(first, updates + 1):
     if step % every or skipped[step - 1]:
       continue
@@ -78,6 +78,19 @@ def test_a_stopped_run_is_the_same(tiny_run, tmp_path):
     num_train_steps=12, save_checkpoints_steps=5, average_updates=30,
     evaluate_average=True, do_eval=True, eval_every_steps=4,
   )  # fmt: skip
+
+
+def test_each_evaluation_has_a_sample_of_its_own(tiny_run, tmp_path):
+  """Of a tenth of 300 updates it would be none: the weights at the start."""
+  settings = dict(average_updates=300, evaluate_average=True, do_eval=True)
+  runs.pretrain(
+    tiny_run, tmp_path, num_train_steps=6, eval_every_steps=2, **settings,
+    **KEPT,
+  )  # fmt: skip
+  assert_averaged(tmp_path, 300, 6, every=2)
+  reports = metrics.read_jsonl(tmp_path / "eval_metrics.jsonl")
+  losses = [report["masked_lm_loss"] for report in reports]
+  assert len(losses) == len(set(losses)) == 4
 
 
 def test_turned_on_and_off(tiny_run, tmp_path):

@@ -12,7 +12,7 @@ from common import errors
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from config import training_plan
-from gradients import distributed
+from gradients import distributed, layout
 from training import dry_run, evaluation, train_loop
 
 CHECKPOINT_MB, FIXED_MB = 60.0, 700.0
@@ -202,6 +202,19 @@ def test_a_rank_that_is_planned_has_its_share():
     part = comm.reducescatter(tf.zeros([8, 3]), "part")
     assert part.shape == [2, 3]
     assert comm.allgather(part, "whole").shape == [8, 3]
+    assert comm.allgather(part, "unequal", rows=7).shape == [7, 3]
+
+
+def test_matrices_are_dealt_to_ranks_that_are_planned():
+  """Shares of three ranks are unequal: rank 0 has two of four matrices."""
+  with tf.Graph().as_default():
+    pairs = []
+    for number, size in enumerate((4, 4, 2, 3)):
+      variable = tf.get_variable(f"v{number}", [size, size])
+      pairs.append((tf.ones([size, size]), variable))
+    dealt = layout.VariableLayout(comm=dry_run.PlannedRanks(3))
+    results = dealt.by_matrix(lambda wholes: wholes, *zip(*pairs, strict=True))
+    assert [r.shape for r in results] == [v.shape for _, v in pairs]
 
 
 def test_a_process_takes_the_gpu_of_its_sessions(monkeypatch):

@@ -17,6 +17,7 @@ from common.errors import UserError
 from common.tensorflow_v1 import tf
 from config import stages
 from config.bert_config import BertConfig
+from config.exchange_config import AllreduceConfig
 from config.stages import Growth
 from gradients.distributed import Comm
 from interop import inference, model_source
@@ -116,10 +117,11 @@ def test_moments_are_those_of_the_larger_models_gradients():
   """A unit's copies share its gradient; a third of the width has two copies."""
   small = bert()
   large = bert(hidden_size=48, num_attention_heads=3)
-  values, grown = grown_of(small, large, slots=("adam_m", "adam_v"))
+  slots = {"adam_m": 1, "muon_m": 1, "powersgd_error": 1, "adam_v": 2}
+  values, grown = grown_of(small, large, slots=slots)
   copies = np.array([2] * 16 + [1] * 16 + [2] * 16)
   tiled = np.arange(48) % 32
-  for slot, power in (("adam_m", 1), ("adam_v", 2)):
+  for slot, power in slots.items():
     name = f"bert/encoder/layer_0/attention/self/query/kernel/{slot}"
     want = values[name][tiled][:, tiled] / copies**power
     np.testing.assert_allclose(grown[name], want)
@@ -201,6 +203,25 @@ def test_a_run_that_grows(tiny_run, tmp_path, capsys, method, optimizer):
     inference.open_model(source).close()
   kept = BertConfig.from_json_file(str(whole / "bert_config.json"))
   assert not kept.differences(bert())
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+def test_what_only_the_larger_model_has_begins_anew(
+  tiny_run, tmp_path, elastic
+):
+  """PowerSGD compresses more of its matrices, from disk and from memory."""
+  comm = Comm()
+  comm.elastic = elastic
+  settings = growing("interpolate", allreduce=AllreduceConfig(powersgd_rank=5))
+  config = runs.config(tiny_run, tmp_path, **settings)
+  run_pretraining.pretrain(config, comm, Snapshot() if elastic else None)
+  small, large = (
+    checkpoint_files.Checkpoint(str(tmp_path / f"model.ckpt-{step}")).shapes
+    for step in (3, 7)
+  )
+  of_error = [n for n in large if n.endswith("/powersgd_error")]
+  assert any(n in small for n in of_error)
+  assert not all(n in small for n in of_error)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Initial weights: what the first layer attends to, how a run begins."""
 
 import dataclasses
+import itertools
 from unittest import mock
 
 import numpy as np
@@ -260,12 +261,20 @@ def test_heads_are_the_largest_part_of_weighted_least_squares(heads):
   assert np.std(words @ value) == pytest.approx(1)
 
 
-@pytest.mark.parametrize("positions", ["absolute", "rotary"])
-@pytest.mark.parametrize("layers", [1, 2, 3])
-def test_a_model_predicts_neighbours_before_its_first_update(layers, positions):
+@pytest.mark.parametrize(
+  "layers, positions, changes",
+  [
+    *itertools.product((1, 2, 3), ("absolute", "rotary"), ({},)),
+    (2, "rotary", {"tie_word_embeddings": False}),
+    (2, "rotary", {"num_key_value_heads": 2}),
+  ],
+)
+def test_a_model_predicts_neighbours_before_its_first_update(
+  layers, positions, changes
+):
   """What is masked after a word of `pairs_text`, by the whole model."""
   text, _ = pairs_text()
-  config = small(81, layers, positions)
+  config = dataclasses.replace(small(81, layers, positions), **changes)
   counts = unigrams.count([text], 81, [])
   values = initial_weights.informed(
     config, unigrams.log_frequencies(counts),

@@ -55,6 +55,20 @@ def reference(weights, gradients, rates, decayed, rule, corrected):
   return w, m, v
 
 
+@pytest.mark.parametrize("epsilon", [1e-8, 1e-24])
+def test_words_without_a_gradient_stay(epsilon):
+  """The square of 1e-24 is no float32."""
+  config = OptimizerConfig(optimizer="stable_adamw", epsilon=epsilon)
+  with tf.Graph().as_default(), tf.Session() as session:
+    words = tf.get_variable("words", initializer=[1.0, 2.0, 3.0])
+    gradient = tf.constant([0.5, 0.0, -0.5])
+    train = config.make(0.1).apply_gradients([(gradient, words)])
+    session.run(tf.global_variables_initializer())
+    session.run(train)
+    got = session.run(words)
+  np.testing.assert_allclose(got, [0.9877, 2.0, 3.0121], atol=2e-4)
+
+
 @pytest.mark.parametrize("resource", [False, True])
 @pytest.mark.parametrize("corrected", [False, True])
 @pytest.mark.parametrize("rule", ["adamw", "lamb", "stable_adamw"])

@@ -7,10 +7,11 @@ import pytest
 import resuming
 import runs
 
+from checkpoints import restore
 from common.tensorflow_v1 import tf
 from config.exchange_config import AllreduceConfig
 from gradients import spikes
-from training import divergence
+from training import divergence, signals
 
 
 def judged(norms, losses, deviations=6.0, began=0):
@@ -147,6 +148,41 @@ def test_many_in_a_row_go_back_to_weights_of_before(
   assert (
     after["training_state/samples_seen"] > before["training_state/samples_seen"]
   )
+
+
+def noted(calls, function):
+  def called(*arguments):
+    calls.append(function.__name__)
+    return function(*arguments)
+
+  return called
+
+
+def test_averages_go_back_with_the_weights(tiny_run, tmp_path, monkeypatch):
+  """Also to a checkpoint of before --average_updates; no watchdog times it."""
+  calls = []
+  for owner, name in (
+    (signals.Watchdog, "pause"), (signals.Watchdog, "resume"),
+    (restore.Restore, "rewind"),
+  ):  # fmt: skip
+    monkeypatch.setattr(owner, name, noted(calls, getattr(owner, name)))
+  settings = dict(
+    optimizer={"spike_deviations": 6.0}, save_checkpoints_steps=4,
+    num_warmup_steps=0,
+  )  # fmt: skip
+  runs.pretrain(tiny_run, tmp_path, num_train_steps=8, **settings)
+  runs.spikes_at(monkeypatch, 10, 12)
+  settings["average_updates"] = 10
+  runs.pretrain(tiny_run, tmp_path, num_train_steps=12, **settings)
+  before, after = (
+    runs.weights(tmp_path / f"model.ckpt-{step}") for step in (4, 12)
+  )
+  averages = [name for name in after if name.endswith("/average")]
+  assert len(averages) > 20 and after["averages/samples"] == 0
+  for name in averages:
+    weight = before[name.removesuffix("/average")]
+    np.testing.assert_array_equal(after[name], weight, err_msg=name)
+  assert calls[calls.index("rewind") - 1] == "pause"
 
 
 @pytest.mark.parametrize("stop", [8, 10, 13])
