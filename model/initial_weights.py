@@ -128,7 +128,7 @@ def predicting_kernels(
   squares, weighted by roots of `counts` [N], cut to D singular values.
   """
   weighted = words * np.sqrt(counts, dtype=np.float64)[:, np.newaxis]
-  # Normal equations: [H, H] instead of [N, H], and too fine for float32.
+  # Normal equations, [H, H] in place of [N, H]; they square float32's errors.
   matrix = np.linalg.lstsq(weighted.T @ words, weighted.T @ contexts)[0]
   left, sizes, right = np.linalg.svd(matrix)
   kept = len(sizes) // heads
