@@ -335,7 +335,9 @@ class Logits(NamedTuple):
     is_here = (own >= 0) & (own < self.bias.shape.as_list()[0])
     own = tf.where(is_here, own, tf.zeros_like(own))
     flat = tf.reshape(self.matmul, [-1, 1])
-    logits = kernels.gather_rows(flat, tf.range(rows) * columns + own)[:, 0]
+    # In int64: there may be more logits than int32 counts.
+    first = tf.cast(tf.range(rows), tf.int64) * columns
+    logits = kernels.gather_rows(flat, first + tf.cast(own, tf.int64))[:, 0]
     logits = tf.cast(logits, tf.float32) + kernels.gather_rows(self.bias, own)
     # The slice that has a label's class knows its logit.
     here = tf.where(is_here, logits, tf.zeros_like(logits))

@@ -286,6 +286,7 @@ def pretrain_stage(
         config.output_dir,
         positions=config.bert.max_position_embeddings,
         converts=not lacking,
+        average=config.evaluate_average,
       ),
     )
 

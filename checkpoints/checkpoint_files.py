@@ -14,7 +14,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import google_crc32c
 import numpy as np
@@ -362,7 +362,11 @@ class CheckpointFiles:
     later.tf.train.update_checkpoint_state(
       self.folder, self.prefix(newest), [*map(self.prefix, reversed(kept))]
     )
-    for step in set(steps) - set(kept):
+    self.remove(set(steps) - set(kept))
+
+  def remove(self, steps: Iterable[int]) -> None:
+    """Removes the checkpoints of these updates."""
+    for step in steps:
       # The marker first: half a checkpoint must not look like one.
       for suffix in (".json", *_SUFFIXES):
         with contextlib.suppress(FileNotFoundError):

@@ -12,6 +12,7 @@ from config.optimizers import AVERAGE
 
 METRICS_FILE = "metrics.jsonl"
 EVAL_METRICS_FILE = "eval_metrics.jsonl"
+SPIKES_FILE = "spikes.jsonl"  # what --spike_deviations has skipped
 EVALUATION_SET = "evaluation_set"  # a key of an evaluation: on which records
 EVALUATED_WEIGHTS = "evaluated_weights"  # a key of one of AVERAGE
 # Keys of reports and evaluations, for people.

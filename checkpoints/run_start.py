@@ -124,14 +124,14 @@ def _constant_part(run: dict) -> tuple[int, int]:
   return (first, last) if flags["lr_schedule"] == "constant" else (1, 0)
 
 
-def origin_of(config) -> Description:
+def origin_of(config, resumes: bool = False) -> Description:
   """What the folder says that a run goes on from.
 
-  It is --output_dir if that has a checkpoint, else --cooldown_from's or
-  --init_checkpoint's.
+  It is --output_dir if that has a checkpoint, or the run `resumes` from memory,
+  else --cooldown_from's or --init_checkpoint's.
   """
   folder = config.output_dir or ""
-  if not checkpoint_files.has_begun(folder):
+  if not (resumes or checkpoint_files.has_begun(folder)):
     branch = getattr(config, "cooldown_from", None)
     folder = description.folder_of(branch or config.init_checkpoint)
   return description.read(folder)

@@ -48,10 +48,12 @@ class EmbedderConfig(FinetuningConfig):
     "JSON Lines and Parquet, a list of them; an empty one is none.")
   score_column: str | None = _data(None,
     "Column of a number, higher for texts that are more alike. The loss is "
-    "then CoSENT, which learns the order of the scores.")
+    "then CoSENT, which learns the order of the scores.",
+    excludes=("negative_columns",))
   simcse: bool = _data(False,
-    "The data have no pairs: each text of --text_column is its own positive, "
-    "under another dropout.", excludes=("negative_columns", "score_column"))
+    "The training data have no pairs: each text of --text_column is its own "
+    "positive, under another dropout. A table to evaluate on has them.",
+    excludes=("negative_columns", "score_column"))
   query_prompt: str = _data("",
     "What comes before each text of --text_column, such as 'query: '.")
   document_prompt: str = _data("",
@@ -174,7 +176,9 @@ class Embedding(FinetuningTask):
   def __init__(self, config: EmbedderConfig):
     super().__init__(config)
     self._notes: list[str] = []
-    best = "spearman" if config.score_column else "ndcg_at_10"
+    folder = config.eval_file and is_beir(config.eval_file)  # without scores
+    self._by_scores = bool(config.score_column) and not folder
+    best = "spearman" if self._by_scores else "ndcg_at_10"
     self.best_by = BestBy((best,), True)
 
   def lines(self):
@@ -190,8 +194,9 @@ class Embedding(FinetuningTask):
       name = config.text_column
       column = tables.column(path, rows, name, "--text_column")
       lines = [row.line for row in rows]
-      return Singles(path, texts, [], column, lines, config)
-    if config.score_column and not is_beir(path):
+      sides = ([], column) if config.simcse else (column, [])
+      return Singles(path, texts, *sides, lines, config)
+    if self._by_scores:
       pairs = self._pairs(path)
       firsts, seconds, _, scores, names = zip(*pairs, strict=True)
       measure = functools.partial(measured_pairs, np.array(scores))
@@ -208,8 +213,9 @@ class Embedding(FinetuningTask):
   def _read_groups(self, path: str, texts: Texts) -> GroupSource:
     # All at once, so that the tokenizer is called once. Texts of --simcse have
     # one side: they are their own positives.
-    pairs = self._pairs(path)
-    side = DOCUMENT if self.config.simcse else QUERY
+    simcse = self.config.simcse
+    pairs = self._singles(path) if simcse else self._pairs(path)
+    side = DOCUMENT if simcse else QUERY
     firsts = texts.encode([pair.first for pair in pairs], side)
     documents = []
     for pair in pairs:
@@ -225,12 +231,18 @@ class Embedding(FinetuningTask):
     name = getattr(self.config, flag)
     return tables.column(path, rows, name, f"--{flag}", may_be_empty=False)
 
+  def _singles(self, path: str) -> list[Pair]:
+    """A file's texts, each with itself."""
+    rows = tables.read_table(path)
+    texts = self._column(path, rows, "text_column")
+    both = zip(texts, rows, strict=True)
+    return [Pair(text, text, line=row.line) for text, row in both]
+
   def _pairs(self, path: str) -> list[Pair]:
     """A file's pairs, but for those of two equal texts, which teach nothing."""
     config, rows = self.config, tables.read_table(path)
-    firsts = seconds = self._column(path, rows, "text_column")
-    if not config.simcse:
-      seconds = self._column(path, rows, "text_pair_column")
+    firsts = self._column(path, rows, "text_column")
+    seconds = self._column(path, rows, "text_pair_column")
     scores = [0.0] * len(rows)
     if config.score_column:
       texts = self._column(path, rows, "score_column")
@@ -239,7 +251,7 @@ class Embedding(FinetuningTask):
     columns = firsts, seconds, self._negatives(path, rows), scores, lines
     pairs, equal = [], []
     for pair in map(Pair, *columns):
-      if pair.first != pair.second or config.simcse or config.score_column:
+      if pair.first != pair.second or config.score_column:
         pairs.append(pair)
       else:
         equal.append(pair.line)

@@ -73,6 +73,7 @@ def finetune(task: FinetuningTask, comm, snapshot=None, signals=None) -> dict:
       config.kind,
       pairs=task.reads_pairs,
       converts=not lacking,
+      average=config.evaluate_average,
     )
     evaluated = functools.partial(_keep_chosen, task, comm)
     return train_loop.Job(

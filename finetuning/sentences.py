@@ -62,8 +62,8 @@ def read_sentences(
     sentences = [*reader]
   except ValueError as e:
     raise DataError(f"{path}: {e}") from e
-  if not sentences:
-    raise DataError(f"{path}: no sentences")
+  if not any(sentence.words for sentence in sentences):
+    raise DataError(f"{path}: no words")
   return sentences
 
 
@@ -94,7 +94,7 @@ def _of_columns(content: bytes, settings, labelled: bool) -> Iterator[Sentence]:
   # Not by `splitlines`, which also breaks at characters that are text. The
   # empty line ends the last sentence.
   lines = [*content.decode("utf-8-sig").split("\n"), ""]
-  word, label = settings.word_column, settings.label_column
+  word, label = settings.word_column, settings.label_column if labelled else 0
   least = max(word, label or 2) if labelled else word
   rows: list[tuple] = []
   for line, fields in _numbered(lines, least):
@@ -109,9 +109,10 @@ def _of_columns(content: bytes, settings, labelled: bool) -> Iterator[Sentence]:
 def _numbered(lines: list[str], least: int) -> Iterator[tuple[int, list]]:
   """(line, fields), none between two sentences; all have as many, or `least`.
 
-  A comment begins with #, as a word may, and has another number of fields.
+  A comment begins with #, as a word may, and has another number of fields, or
+  no tab where words have.
   """
-  rows, width = [], 0
+  rows, width, words_have_tabs = [], 0, False
   for line in lines:
     line = line.removesuffix("\r") if line.strip() else ""
     fields = line.split("\t")
@@ -119,14 +120,17 @@ def _numbered(lines: list[str], least: int) -> Iterator[tuple[int, list]]:
       fields = [*filter(None, line.split(" "))]
     # The first line of words says how many columns there are.
     if not width and fields and not fields[0].startswith((_DOCUMENT, "#")):
-      width = len(fields)
-    rows.append(fields)
-  for number, fields in enumerate(rows, 1):
+      width, words_have_tabs = len(fields), "\t" in line
+    rows.append((fields, "\t" in line))
+  for number, (fields, has_tab) in enumerate(rows, 1):
+    has_mark = bool(fields) and fields[0].startswith("#")
     if not fields or fields[0] == _DOCUMENT:
       yield number, []
+    elif has_mark and words_have_tabs and not has_tab:
+      continue
     elif len(fields) == width >= least:
       yield number, fields
-    elif not fields[0].startswith("#"):
+    elif not has_mark:
       raise ValueError(
         f"line {number}: the number of its columns is {len(fields)}, not "
         f"{max(width, least)}: correct it, or see --word_column and "

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from common.errors import UserError
 from finetuning.windows import encode_pair
 from model.tasks import POOLINGS
 from text_encoders.base import Encoder
@@ -27,15 +28,22 @@ class Side(NamedTuple):
 
 
 def of_task(task: dict, side: str, tokenizer: Encoder, length: int) -> Side:
-  """A side of an embedder's task.json.
+  """A side of an embedder's task.json; UserError for a prompt that fills it.
 
   Without `include_prompt` the tokens up to the end of the prompt do not count
   for a vector, [CLS] neither, as in sentence-transformers.
   """
   prompt, first = task.get("prompts", {}).get(side, ""), 0
-  if prompt and not task.get("include_prompt", True):
+  if prompt:
     [tokens] = tokenizer.encode_batch([prompt])
-    first = len(tokenizer.template(1)[0]) + len(tokens)
+    before, after = tokenizer.template(1)
+    end = len(before) + len(tokens)
+    if end + len(after) >= length:
+      raise UserError(
+        f"the {side} prompt {prompt!r} leaves no room for a text in {length} "
+        "tokens"
+      )
+    first = 0 if task.get("include_prompt", True) else end
   is_cls = task.get("pooling", POOLINGS[0]) == "cls"
   pooled = slice(0, 1) if is_cls else slice(first, None)
   return Side(tokenizer, prompt, length, pooled)

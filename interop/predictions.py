@@ -83,7 +83,10 @@ class Predictor:
         name = MASKED_LM
       elif one.pair and NEXT_SENTENCE in names:
         name = NEXT_SENTENCE
-      groups[self._only or BEHAVIOURS[name]].append(number)
+      behaviour = self._only or BEHAVIOURS[name]
+      if one.pair and not behaviour.reads_pairs:
+        raise DataError(f"{one.text[:60]!r}: this model reads no second text")
+      groups[behaviour].append(number)
     predictions: dict[int, Prediction] = {}
     for behaviour, numbers in groups.items():
       run = functools.partial(self._run, behaviour)

@@ -40,7 +40,7 @@ RESULTS_FILE = "results.jsonl"
 _SETTINGS_FILE = "tasks.json"
 _MODEL_FOLDER = ".model"  # with the checkpoint of a run, which may remove it
 _SCRIPTS = tuple(BY_KIND[kind].script for kind in FINETUNED)
-_ANSWERS = ("f1", "exact", "exact_match")  # SQuAD's metrics, of 2.0 and of 1.1
+_ANSWERS = ("exact", "exact_match")  # SQuAD's, of 2.0 and of 1.1, beside f1
 # Flags that this command sets for each run.
 _OWN = ("do_train", "do_eval", "init_checkpoint", "output_dir", "seed")
 _OTHER_FOLDER = "another --output_dir"
@@ -109,18 +109,22 @@ def read_seeds(texts: Sequence[str]) -> list[int]:
   return seeds
 
 
-def record_settings(folder: str, shared: dict, tasks: dict) -> None:
-  """Records what runs are made with; `UserError` if earlier ones differ.
-
-  `shared`: what all runs have in common; `tasks`: each one's flags.
-  """
-  # Earlier runs are those with results and those that would resume. What
-  # failed at once may be mended.
+def begun_tasks(folder: str) -> set[str]:
+  """The tasks that have results, or runs that would resume."""
   results = json_files.read_lines(os.path.join(folder, RESULTS_FILE))
   begun = {line["task"] for line in results}
   saved = os.path.join(glob.escape(folder), "*", "seed_*", "model.ckpt-*.index")
   for checkpoint in glob.glob(saved):
     begun.add(pathlib.Path(checkpoint).parts[-3])
+  return begun
+
+
+def record_settings(folder: str, shared: dict, tasks: dict) -> None:
+  """Records what runs are made with; `UserError` if earlier ones differ.
+
+  `shared`: what all runs have in common; `tasks`: each one's flags.
+  """
+  begun = begun_tasks(folder)  # what failed at once may be mended
   path = os.path.join(folder, _SETTINGS_FILE)
   now, fixed = {**shared, **tasks}, {}
   if begun and os.path.exists(path):
@@ -179,8 +183,8 @@ def run(task: dict, seed: int, ranks: int, folder: str, more: list) -> dict:
       raise UserError(f"a run failed; the end of {log}:\n{''.join(end)}") from e
   results = json_files.read(os.path.join(folder, run_folder.EVAL_RESULTS_FILE))
   about = json_files.read(os.path.join(folder, model_files.TASK_FILE))
-  names = about.get("metrics") or [n for n in _ANSWERS if n in results]
-  return {name: 100 * results[name] for name in names}
+  best = [*about["best_by"]["keys"], *(n for n in _ANSWERS if n in results)]
+  return {name: 100 * results[name] for name in about.get("metrics") or best}
 
 
 def table(results: Sequence[dict]) -> list[str]:
@@ -217,9 +221,10 @@ def main(settings: Settings, model: str, *more: str) -> None:
   for flag in flags.intersection(_OWN):
     raise UserError(f"--{flag} is set by tools.run_tasks: leave it out")
   # All runs start from one copy, because a training that goes on may remove
-  # the checkpoint meanwhile.
+  # the checkpoint meanwhile. Without a run it binds nothing.
   kept = os.path.join(settings.output_dir, _MODEL_FOLDER)
-  chosen = kept if os.path.isdir(kept) else model
+  has_runs = os.path.isdir(kept) and begun_tasks(settings.output_dir)
+  chosen = kept if has_runs else model
   source = model_source.find(chosen, settings.parts)
   if source.is_export:
     raise UserError(f"{model} is exported: give the run folder it came from")
@@ -234,6 +239,7 @@ def main(settings: Settings, model: str, *more: str) -> None:
   with run_folder.locked(settings.output_dir):
     record_settings(settings.output_dir, shared, tasks)
     if chosen != kept and checkpoint_files.step_of(source.path) is not None:
+      shutil.rmtree(kept, ignore_errors=True)
       keep(source, kept)
       source = model_source.find(kept, settings.parts)
     words.insert(0, f"--init_checkpoint={source.path}")

@@ -13,13 +13,12 @@ import os
 
 import numpy as np
 
-from checkpoints import checkpoint_files
+from checkpoints import checkpoint_files, metrics
 from common import json_files
 from common.console import say, tell
 from common.errors import UserError
 
 FILE = "nonfinite.json"
-SPIKES_FILE = "spikes.jsonl"
 PATIENCE = 10  # updates in a row
 _SHOWN = 8  # records in the message
 
@@ -46,10 +45,15 @@ class Guard:
     # The last update was skipped, or it and the one before lost micro-batches:
     # the state must not be saved. The same on all ranks.
     self.bad = False
+    # Spikes in a row up to the last update. A run would resume among them, so
+    # a save waits for their end.
+    self.spikes = 0
 
   def check(self, step: int, update: dict) -> None:
     """Raises `DivergedError` on all ranks after `PATIENCE` bad in a row."""
+    self.spikes = 0
     if update["spike"].any():  # it has changed no weights
+      self.spikes = int(update["spikes_in_a_row"])
       self._after_spike(step, update)
       return
     # While the loss scale can still fall the next update may be finite.
@@ -74,16 +78,17 @@ class Guard:
 
   def _after_spike(self, step: int, update: dict) -> None:
     """Names a spike; goes back, or raises, after too many in a row."""
-    run = self._run
+    run, in_a_row = self._run, self.spikes
+    files = run.checkpointer.files
     if run.comm.is_root:
       self._tell_spike(step, update)
-    in_a_row = int(update["spikes_in_a_row"])
     if in_a_row % PATIENCE:
       return
     first, to = step - in_a_row + 1, None
+    run.checkpointer.wait()  # what is written removes older ones
     # Weights had gone bad before norms and losses showed it.
     if in_a_row == PATIENCE and run.comm.is_root:
-      newest = run.checkpointer.files.newest(before=first - PATIENCE)
+      newest = files.newest(before=first - PATIENCE)
       to = checkpoint_files.step_of(newest) if newest else None
     to = run.comm.from_root(to)
     # At its border a stage may have another model.
@@ -92,6 +97,8 @@ class Guard:
       self._raise(step)
     run.watchdog.pause()  # until the next update
     run.checkpointer.restore.rewind(run.session, to)
+    if run.comm.is_root:  # what has gone bad is not for a second time
+      files.remove(bad for bad in files.steps() if bad > to)
     say(
       run.comm,
       f"update {step:,}: {in_a_row} updates in a row were far above those "
@@ -166,13 +173,13 @@ class Guard:
 
   def _tell_spike(self, step: int, update: dict) -> None:
     """Names an update that was skipped, in a line and in a file."""
-    path = os.path.join(self._run.config.output_dir, SPIKES_FILE)
+    path = os.path.join(self._run.config.output_dir, metrics.SPIKES_FILE)
     records = self._records(step)
     norm = float(update["grad_norm"])
     loss = self._run.task.summarize(update["sums"])["loss"]
     norm_deviations, loss_deviations = update["spike"].tolist()
     spike = {
-      "update": step,
+      "global_step": step,
       "grad_norm": norm,
       "loss": loss,
       "norm_deviations": norm_deviations,

@@ -42,11 +42,13 @@ def after(
   positions: int = _LENGTH,
   pairs: bool = False,
   converts: bool = True,
+  average: bool = False,
 ) -> dict[str, list[str]]:
   """The commands for a run of a `kind` of task, by what they are for.
 
   `positions`: how long the model's texts may be; `pairs`: whether it classifies
-  pairs of texts; `converts`: whether Hugging Face has such models.
+  pairs of texts; `converts`: whether Hugging Face has such models; `average`:
+  whether its average of weights was evaluated.
   """
   folder = os.path.normpath(folder)
   # The texts have dots for words: the model may have learned any language.
@@ -65,7 +67,10 @@ def after(
     )
   if converts:
     commands["convert to Hugging Face"] = python(
-      "convert_checkpoint.py", folder, output=f"{folder}_hugging_face"
+      "convert_checkpoint.py",
+      folder,
+      average=average or None,
+      output=f"{folder}_hugging_face",
     )
   return commands
 

@@ -32,8 +32,9 @@ class Reporter:
     self._begin()
     if run.comm.is_root:
       folder, name = run.config.output_dir, metrics.METRICS_FILE
-      # A run that went back makes other evaluations.
-      metrics.forget_after(folder, metrics.EVAL_METRICS_FILE, step)
+      # A run that went back makes other evaluations, and names other spikes.
+      for log in (metrics.EVAL_METRICS_FILE, metrics.SPIKES_FILE):
+        metrics.forget_after(folder, log, step)
       self._log = metrics.MetricsLog(folder, name, step, "train")
       # Without the first update, which compiles.
       self._progress = Progress(

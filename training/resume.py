@@ -25,7 +25,7 @@ def start_or_resume(run) -> int:
   branches_from = config.cooldown_from if is_pretraining else None
   before = description.NOTHING
   if run.comm.is_root and (resumes or branches_from):
-    before = run_start.origin_of(config)
+    before = run_start.origin_of(config, resumes)
   # Before variables are read: those of another run may not even fit.
   check_run(config, task and task.plan, before)
   if resumes:

@@ -82,6 +82,12 @@ class Run:
   def task(self) -> Task | None:
     return self.job.task
 
+  def has_model_of(self, step: int) -> bool:
+    """Whether the model here is that of update `step`, the newest."""
+    # A new stage's model, which may have grown, begins with its first update.
+    stage = self.task.plan.stage if self.task else None
+    return not (stage and stage.number and step == stage.first_update)
+
   def best_saved(self, step: int) -> int | None:
     """On rank 0 the update up to `step` with the best evaluation, if saved."""
     if not self.comm.is_root:
@@ -234,9 +240,11 @@ class Saver:
   def after_update(self, step: int, is_due: bool = False) -> None:
     """Saves or commits if due, by steps or `is_due`, unless it was bad."""
     run, config, saves = self._run, self._run.config, self._run.checkpointer
-    if is_due or _due(step, config.save_checkpoints_steps):
+    # A run that went back has lost what was saved since.
+    went_back = self.guard.spikes == divergence.PATIENCE
+    if is_due or went_back or _due(step, config.save_checkpoints_steps):
       self._is_due = True
-    if self.guard.bad:
+    if self.guard.bad or self.guard.spikes:
       return
     with self.reporter.timing("save"):
       is_last = step == run.task.plan.updates
@@ -276,6 +284,8 @@ class Evaluations:
       return True
     if not step:
       return not run.config.ends_with_best
+    if not run.has_model_of(step):
+      return False
     # Rank 0's files tell whether the update that a run resumes from lacks one.
     if run.comm.is_root:
       folder, records = run.config.output_dir, run.job.evaluate.records

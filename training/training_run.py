@@ -235,7 +235,7 @@ def _conclude(run: train_loop.Run, training: dict | None, step: int) -> tuple:
   if is_last or training["stopped_early"]:
     end_on_signals()
   session, watchdog, results = run.session, run.watchdog, None
-  evaluate = run.job.evaluate
+  evaluate = run.job.evaluate if run.has_model_of(step) else None
   if evaluate and (run.task or not run.config.ends_with_best):
     # Of other files, perhaps, an evaluation alone is not one of the training's.
     results = evaluate(session, step, None, watchdog, log=bool(run.task))

@@ -147,6 +147,53 @@ def test_it_learns_evaluates_and_embeds(embed, tmp_path, changes, best):
   assert saved["pooling"] == "mean" and saved["normalize"]
 
 
+def test_simcse_is_evaluated_on_pairs(embed, tmp_path):
+  """Beside itself a text would always be found."""
+  task = embed(tmp_path / "out", simcse=True, do_eval=True)
+  rows = len(task.read("eval").examples)
+  assert rows > len((tmp_path / "b.jsonl").read_text().splitlines())
+  task = embed(tmp_path / "a", simcse=True, text_pair_column="x")
+  assert len(task.read("train").examples) == 64
+  with pytest.raises(UserError, match="has no 'x'.*by --text_pair_column"):
+    task.read("eval")
+
+
+def test_a_folder_to_search_in_has_no_scores(embed, tmp_path):
+  """Scores of training say nothing of what chooses the best checkpoint."""
+  folder = tmp_path / "beir"
+  (folder / "qrels").mkdir(parents=True)
+  text = '{"_id": "1", "title": "", "text": "a b"}\n'
+  for name in ("corpus", "queries"):
+    (folder / f"{name}.jsonl").write_text(text)
+  qrels = "query-id\tcorpus-id\tscore\n1\t1\t1\n"
+  (folder / "qrels" / "test.tsv").write_text(qrels)
+  scores = {"score_column": "score", "text_pair_column": "other"}
+  task = embed(tmp_path / "out", **scores, eval_file=str(folder))
+  assert task.best_by.keys == ("ndcg_at_10",)
+  assert embed(tmp_path / "a", **scores).best_by.keys == ("spearman",)
+
+
+def test_vectors_are_those_of_texts_to_search_with(embed, tmp_path):
+  """Unless training had no other side."""
+  prompts = {"query_prompt": "a b ", "document_prompt": "c "}
+  lengths = []
+  for number, simcse in enumerate((False, True)):
+    task = embed(tmp_path / f"{number}", simcse=simcse, **prompts)
+    examples = task.read("predict").examples
+    lengths.append(sum(len(one.texts[0].ids) for one in examples))
+  # One side's prompt has a letter more than the other's.
+  assert lengths[0] == lengths[1] + len(examples)
+
+
+def test_a_prompt_leaves_room_for_a_text(embed, tmp_path):
+  settings = {"query_prompt": "a b c d ", "query_length": 6}
+  task = embed(tmp_path / "out", **settings)
+  with pytest.raises(UserError, match="'a b c d ' leaves no room .* 6 tokens"):
+    task.read("train")
+  task = embed(tmp_path / "out", **{**settings, "query_length": 7})
+  assert {len(one.texts[0].ids) for one in task.read("train").examples} == {7}
+
+
 # What is wrong with a line of the pairs -> the error.
 BAD_ROWS = [
   ({"positive": ""}, {}, "line 3 has \"\" where 'positive' should be"),
@@ -178,6 +225,7 @@ def test_a_bad_row_is_named(embed, tmp_path, wrong, changes, message):
     ({"query_length": 65}, "must be 4 to --max_seq_length=64"),
     ({"max_seq_length": 4096}, "max_position_embeddings"),
     ({"simcse": True, "score_column": "s"}, "--score_column"),
+    ({"score_column": "s", **NEGATIVES}, "--negative_columns"),
     ({"temperature": 0.0}, "--temperature=0.0: must be 0.005"),
   ],
 )

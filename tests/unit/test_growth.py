@@ -11,7 +11,7 @@ from test_run_pretraining import settled_flags
 from test_stages import assert_same_checkpoint, staged
 
 import run_pretraining
-from checkpoints import checkpoint_files
+from checkpoints import checkpoint_files, metrics
 from checkpoints.snapshot import Snapshot
 from common.errors import UserError
 from common.tensorflow_v1 import tf
@@ -222,6 +222,44 @@ def test_what_only_the_larger_model_has_begins_anew(
   of_error = [n for n in large if n.endswith("/powersgd_error")]
   assert any(n in small for n in of_error)
   assert not all(n in small for n in of_error)
+
+
+def test_a_stage_without_updates_has_no_evaluation(tiny_run, tmp_path):
+  """Its larger model is in no checkpoint."""
+  settings = staged(
+    {"time_share": 0.5, "num_hidden_layers": 1}, {"time_share": 0.5},
+    max_train_minutes=600.0, num_train_steps=3, global_batch_size=12,
+    bert=bert(**PLAIN), do_eval=True, eval_input_file=tiny_run[1],
+  )  # fmt: skip
+  assert not runs.pretrain(tiny_run, tmp_path, **settings)["evaluation"]
+  (kept,) = metrics.evaluations(str(tmp_path))
+  settings |= {"do_train": False, "stages": None, "max_train_minutes": 0.0}
+  again = runs.pretrain(tiny_run, tmp_path, **settings)["evaluation"]
+  assert again["global_step"] == kept["global_step"] == 3
+  assert again["masked_lm_loss"] == kept["masked_lm_loss"]
+
+
+def test_memory_is_not_compared_with_what_the_run_began_from(
+  tiny_run, tmp_path
+):
+  """Rank 0 was lost before its first save."""
+  first, folder, comm, kept = tmp_path / "a", tmp_path / "b", Comm(), Snapshot()
+  runs.pretrain(
+    tiny_run, first, num_train_steps=2, num_warmup_steps=0,
+    max_train_minutes=60.0,
+  )  # fmt: skip
+  comm.elastic = True
+  config = runs.config(
+    tiny_run, folder, num_train_steps=5, num_warmup_steps=0,
+    global_batch_size=12, commit_every_steps=1, save_checkpoints_steps=0,
+    init_checkpoint=f"{first}/model.ckpt-2",
+  )  # fmt: skip
+  with runs.ended_after(3):
+    run_pretraining.pretrain(config, comm, kept)
+  assert kept.step == 3 and not [*folder.glob("model.ckpt*")]
+  run_pretraining.pretrain(config, comm, kept)
+  updates = runs.metrics(folder, "global_step")
+  assert updates == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(

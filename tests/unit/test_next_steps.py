@@ -43,6 +43,11 @@ def test_a_model_of_few_positions_is_fine_tuned_on_short_texts():
 def test_a_model_gets_what_it_takes():
   pair = next_steps.after("a", "classifier", pairs=True, converts=False)
   assert len(pair) == 1
+  of_weights, of_average = (
+    next_steps.after("a", average=average)["convert to Hugging Face"]
+    for average in (False, True)
+  )
+  assert {*of_average} - {*of_weights} == {"--average"}
 
 
 @pytest.mark.parametrize(

@@ -356,7 +356,7 @@ def test_the_screen_of_each_head(folders, tagger):
     assert candidate == f"  100.0%  {best}"
 
 
-def test_inputs_that_the_head_does_not_take(folders):
+def test_inputs_that_the_head_does_not_take(folders, tagger):
   _, make = known(folders["squad"], span=None)
   message = "--max_seq_length=9 leaves .*--max_query_length=6 tokens"
   with pytest.raises(UserError, match=message):
@@ -367,6 +367,8 @@ def test_inputs_that_the_head_does_not_take(folders):
   _, make = known(folders["classifier"], classifier=None)
   with pytest.raises(UserError, match="trained on single texts"):
     make().predict([Input("a", "b")])
+  with pytest.raises(UserError, match="'a': this model reads no second text"):
+    tagger().predict([Input("a", "b")])
 
 
 @pytest.mark.parametrize("kind", ["squad", "classifier"])

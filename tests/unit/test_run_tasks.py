@@ -155,12 +155,28 @@ def test_squads_results_are_its_versions(tmp_path, monkeypatch, exact):
   def trained(folder, command, each_line):
     results = {"HasAns_f1": 0.1, exact: 0.25, "f1": 0.5}
     json_files.write(f"{folder}/eval_results.json", results)
-    json_files.write(f"{folder}/task.json", {"task": "squad"})
+    best = {"keys": ["f1"], "higher": True}
+    json_files.write(f"{folder}/task.json", {"task": "squad", "best_by": best})
 
   monkeypatch.setattr(run_tasks.processes, "run", trained)
   task = {"script": "run_squad.py", "version_2_with_negative": True}
   found = run_tasks.run(task, 1, 1, str(tmp_path / "run"), [])
   assert found == {"f1": 50.0, exact: 25.0} and next(iter(found)) == "f1"
+
+
+def test_an_embedders_result_is_what_chose_its_checkpoint(
+  tmp_path, monkeypatch
+):
+  def trained(folder, command, each_line):
+    results = {"recall_at_100": 0.5, "ndcg_at_10": 0.25}
+    json_files.write(f"{folder}/eval_results.json", results)
+    best = {"keys": ["ndcg_at_10"], "higher": True}
+    json_files.write(f"{folder}/task.json", {"task": "e", "best_by": best})
+
+  monkeypatch.setattr(run_tasks.processes, "run", trained)
+  task = {"script": "run_embedder.py"}
+  result = run_tasks.run(task, 1, 1, str(tmp_path / "run"), [])
+  assert result == {"ndcg_at_10": 25.0}
 
 
 def test_each_run_gets_the_parts_of_the_model(tmp_path, made, monkeypatch):
@@ -220,6 +236,33 @@ def test_runs_keep_the_checkpoint_of_a_run_that_goes_on(
   shutil.copytree(model, tmp_path / "another")
   with pytest.raises(UserError, match="were made with model .*, not .*another"):
     run_tasks.main(given, f"{tmp_path}/another")
+
+
+def test_a_failed_try_does_not_choose_the_model(tmp_path, made, monkeypatch):
+  """The copy that it left is not what a try with another model trains."""
+  model, tasks = made
+  for path in model.glob("bert_model.ckpt.*"):
+    path.rename(str(path).replace("bert_model.ckpt", "model.ckpt-2"))
+  shutil.copytree(model, tmp_path / "another")
+  for path in (tmp_path / "another").glob("model.ckpt-2.*"):
+    path.rename(str(path).replace("ckpt-2", "ckpt-3"))
+  given = run_tasks.Settings(
+    tasks=str(tasks), output_dir=f"{tmp_path}/table", seeds=("1",)
+  )
+  steps = []
+
+  def run(task, seed, ranks, folder, words):
+    init = words[0].removeprefix("--init_checkpoint=")
+    steps.append(checkpoint_files.step_of(init))
+    if steps == [2]:
+      raise UserError("a run failed")
+    return {"accuracy": 50.0}
+
+  monkeypatch.setattr(run_tasks, "run", run)
+  with pytest.raises(UserError, match="a run failed"):
+    run_tasks.main(given, str(model))
+  run_tasks.main(given, f"{tmp_path}/another")
+  assert steps == [2, 3, 3]
 
 
 def test_a_folder_keeps_what_its_results_were_made_with(tmp_path):

@@ -42,8 +42,12 @@ def test_conlls_columns(tmp_path):
   ]
   tags = read(tmp_path / "a.txt", CONLL_2003, label_column=2)
   assert tags[0][2] == ["NNP", "VBZ"]
-  unlabelled = read(tmp_path / "a.txt", "EU\nrejects\n\nPeter", labelled=False)
-  assert unlabelled == [(1, ["EU", "rejects"], []), (4, ["Peter"], [])]
+  for column in (None, 4):  # of labels, in the data that it was trained with
+    unlabelled = read(
+      tmp_path / "a.txt", "EU\nrejects\n\nPeter", labelled=False,
+      label_column=column,
+    )  # fmt: skip
+    assert unlabelled == [(1, ["EU", "rejects"], []), (4, ["Peter"], [])]
 
 
 def test_tabs_or_spaces(tmp_path):
@@ -66,7 +70,7 @@ CONLL_U = """# sent_id = 1
 2.1\tplease\t_\tINTJ\t_\t_\t_\t_\t_\t_
 3\tgo\tgo\tVERB\t_\t_\t0\t_\t_\t_
 
-# text = #1
+# text = a comment of as many parts here
 1\t#\t#\tSYM\t_\t_\t0\t_\t_\t_
 """
 
@@ -107,7 +111,8 @@ def test_json_lines(tmp_path):
 @pytest.mark.parametrize(
   "name, text, message",
   [
-    ("a.txt", "\n-DOCSTART- -X- O\n\n# comment\n", "a.txt: no sentences"),
+    ("a.txt", "\n-DOCSTART- -X- O\n\n# comment\n", "a.txt: no words"),
+    ("a.jsonl", '{"tokens": [], "ner_tags": []}', "a.jsonl: no words"),
     ("a.txt", "a O\nb X O\n", "line 2: the number of its columns is 3, not 2"),
     ("a.txt", "a\nb\n", "line 1: the number of its columns is 1, not 2"),
     ("a.txt", "a\udc80 O".encode("utf-8", "surrogateescape"), "can't decode"),

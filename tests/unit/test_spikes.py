@@ -7,7 +7,8 @@ import pytest
 import resuming
 import runs
 
-from checkpoints import restore
+from checkpoints import metrics, restore
+from checkpoints.checkpoint_files import CheckpointFiles
 from common.tensorflow_v1 import tf
 from config.exchange_config import AllreduceConfig
 from gradients import spikes
@@ -85,16 +86,18 @@ def test_a_run_names_spikes_and_resumes(tiny_run, tmp_path, monkeypatch, capfd):
   )  # fmt: skip
   skipped = runs.metrics(whole, "skipped")
   assert not any(skipped[:3]) and any(skipped) and not all(skipped[3:])
-  lines = (whole / divergence.SPIKES_FILE).read_text().splitlines()
+  lines = (whole / metrics.SPIKES_FILE).read_text().splitlines()
   named = [json.loads(line) for line in lines]
-  assert [n["update"] for n in named] == (1 + np.flatnonzero(skipped)).tolist()
+  assert [n["global_step"] for n in named] == (
+    1 + np.flatnonzero(skipped)
+  ).tolist()
   assert len(named[0]["records"]) == 24
   reports, err = runs.metrics(whole, "loss"), capfd.readouterr().err
   for spike in named:
-    assert spike["loss"] == reports[spike["update"] - 1]
+    assert spike["loss"] == reports[spike["global_step"] - 1]
     # Losses fall.
     assert spike["norm_deviations"] > 0.01 and not spike["loss_deviations"]
-    assert f"update {spike['update']}: skipped, the gradient's norm" in err
+    assert f"update {spike['global_step']}: skipped, the gradient's norm" in err
 
 
 def test_the_guard_sees_the_losses_that_are_reported(tiny_run, tmp_path):
@@ -119,7 +122,43 @@ def test_only_spikes_stop_a_run(tiny_run, tmp_path, monkeypatch, first, stops):
   message, count = str(error.value), stops - first + 1
   words = f"update {stops}: gradients or losses are far above those before for"
   assert message.startswith(f"{words} {count} updates in a row")
+  # The same command resumes from before the first of them.
+  saved = CheckpointFiles(str(tmp_path), keep=1).steps()
+  assert saved == ([4] if first == 9 else [])
   assert "--spike_deviations=0 trains on them" in message
+
+
+def test_a_run_does_not_go_back_to_what_it_has_left(
+  tiny_run, tmp_path, monkeypatch, capfd
+):
+  """After 12 to 14 it is update 5's, after 17 to 19 not that of update 10."""
+  runs.spikes_at(monkeypatch, 12, 14)
+  first = spikes.SpikeGuard.heights
+  runs.spikes_at(monkeypatch, 17, 19)
+  second = spikes.SpikeGuard.heights
+  both = lambda *norm_and_loss: first(*norm_and_loss) + second(*norm_and_loss)
+  monkeypatch.setattr(spikes.SpikeGuard, "heights", both)
+  runs.pretrain(
+    tiny_run, tmp_path, num_train_steps=20, save_checkpoints_steps=5,
+    optimizer={"spike_deviations": 6.0},
+  )  # fmt: skip
+  assert capfd.readouterr().err.count("are those of update 5 again") == 2
+  assert CheckpointFiles(str(tmp_path), keep=1).steps() == [20, 5]
+
+
+def test_a_run_that_repeats_updates_names_a_spike_once(
+  tiny_run, tmp_path, monkeypatch
+):
+  runs.spikes_at(monkeypatch, 3, 3)
+  settings = dict(
+    num_train_steps=5, save_checkpoints_steps=2,
+    optimizer={"spike_deviations": 6.0},
+  )  # fmt: skip
+  with runs.ended_after(3):
+    runs.pretrain(tiny_run, tmp_path, **settings)
+  runs.pretrain(tiny_run, tmp_path, **settings)
+  lines = (tmp_path / metrics.SPIKES_FILE).read_text().splitlines()
+  assert [json.loads(line)["global_step"] for line in lines] == [3]
 
 
 @pytest.mark.parametrize("zero", [0, 1])
