@@ -17,9 +17,4 @@ from finetuning.classification import ClassifierConfig
 from interop import run_settings
 
 if __name__ == "__main__":
-  # Flags and files are checked first: TensorFlow takes seconds to load.
-  command = run_settings.read_command(ClassifierConfig, multi_label.task_of)
-
-  from finetuning import finetune
-
-  finetune.start(command, multi_label.task_of)
+  run_settings.run_finetuning(ClassifierConfig, multi_label.task_of)

@@ -15,9 +15,4 @@ from finetuning.embedding import EmbedderConfig, Embedding
 from interop import run_settings
 
 if __name__ == "__main__":
-  # Flags and files are checked first: TensorFlow takes seconds to load.
-  command = run_settings.read_command(EmbedderConfig, Embedding)
-
-  from finetuning import finetune
-
-  finetune.start(command, Embedding)
+  run_settings.run_finetuning(EmbedderConfig, Embedding)

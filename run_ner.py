@@ -15,9 +15,4 @@ from finetuning.ner import Ner, NerConfig
 from interop import run_settings
 
 if __name__ == "__main__":
-  # Flags and files are checked first: TensorFlow takes seconds to load.
-  command = run_settings.read_command(NerConfig, Ner)
-
-  from finetuning import finetune
-
-  finetune.start(command, Ner)
+  run_settings.run_finetuning(NerConfig, Ner)

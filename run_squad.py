@@ -12,9 +12,4 @@ from finetuning.squad import Squad, SquadConfig
 from interop import run_settings
 
 if __name__ == "__main__":
-  # Flags and files are checked first: TensorFlow takes seconds to load.
-  command = run_settings.read_command(SquadConfig, Squad)
-
-  from finetuning import finetune
-
-  finetune.start(command, Squad)
+  run_settings.run_finetuning(SquadConfig, Squad)

@@ -61,6 +61,16 @@ def read_command(kind: type, task: Callable | None = None) -> Command:
   return command
 
 
+def run_finetuning(kind: type, task: Callable) -> None:
+  """Runs the script of a fine-tuning; the arguments are `read_command`'s."""
+  # Flags and files are checked first: TensorFlow takes seconds to load.
+  command = read_command(kind, task)
+
+  from finetuning import finetune
+
+  finetune.start(command, task)
+
+
 class Origin(NamedTuple):
   """What a run goes on from: a run, another run, a model, or nothing."""
 
