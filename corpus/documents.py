@@ -65,7 +65,10 @@ def expand_patterns(patterns: str) -> list[Source]:
   sources: set[Source] = set()
   for item in input_files.listed(patterns):
     paths: list[str] = []
-    name, field = _with_field(item)
+    name, _, field = item.rpartition(":")
+    # The rest of a URL is no field, nor is that of a file's own name.
+    if not name or "/" in field or stores.at(item).matches():
+      name, field = item, ""
     state = os.path.join(name, "state.json")
     splits = os.path.join(name, "dataset_dict.json")
     if stores.at(name).is_file():  # a URL's query would hide what follows it
@@ -84,15 +87,6 @@ def expand_patterns(patterns: str) -> list[Source]:
       paths += input_files.expand_patterns(name)
     sources |= {Source(path, field) for path in paths}
   return sorted(sources)
-
-
-def _with_field(item: str) -> tuple[str, str]:
-  """(files, the field that an item names after them or "")."""
-  name, _, field = item.rpartition(":")
-  # The rest of a URL is no field, nor is that of a file's own name.
-  if not name or "/" in field or stores.at(item).matches():
-    return item, ""
-  return name, field
 
 
 def split_into_pieces(
