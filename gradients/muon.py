@@ -91,22 +91,18 @@ class MuonOptimizer(AdamWeightDecayOptimizer):
     by_shape = collections.defaultdict(list)  # indices of `matrices`
     for index, matrix in enumerate(matrices):
       by_shape[tuple(sorted(matrix.shape.as_list()))].append(index)
+    modes = execution.UPDATE if jit.on_gpu() else ()
+    settings = dict(polynomials=self._polynomials, dtype=self._matmul_type)
+    orthogonalize = jit.compiled(orthogonalized, modes, **settings)
     steps: dict[int, tf.Tensor] = {}
     for (_, columns), indices in by_shape.items():
       for first in range(0, len(indices), _AT_ONCE):
         batch = indices[first : first + _AT_ONCE]
         wide = tf.stack([_laid_wide(matrices[i], matrices[i]) for i in batch])
-        scaled = 0.2 * columns**0.5 * self._orthogonalized(wide)
+        scaled = 0.2 * columns**0.5 * orthogonalize(wide)
         for index, step in zip(batch, tf.unstack(scaled), strict=True):
           steps[index] = _laid_wide(step, matrices[index])
     return [steps[index] for index in range(len(matrices))]
-
-  def _orthogonalized(self, matrices) -> tf.Tensor:
-    modes = execution.UPDATE if jit.on_gpu() else ()
-    return jit.compiled(
-      orthogonalized, modes, polynomials=self._polynomials,
-      dtype=self._matmul_type,
-    )(matrices)  # fmt: skip
 
 
 def _laid_wide(tensor, matrix) -> tf.Tensor:
