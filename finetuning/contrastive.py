@@ -63,7 +63,12 @@ def info_nce(
   count, texts, width = groups.vectors.shape.as_list()
   block = min(count, max(1, _BLOCK_SCORES // (count * texts)))
   total = tf.maximum(tf.reduce_sum(groups.weights), 1.0)
-  kinds = _text_kinds(groups)
+  # int32 [n, T]: numbers from 0 that equal texts share; -1: no text.
+  identities = groups.identities
+  with tf.device("/cpu:0"):  # a GPU has no kernel for it
+    _, kinds = tf.unique(tf.reshape(identities, [-1]))
+  kinds = tf.reshape(kinds, identities.shape)
+  kinds = tf.where(identities < 0, identities, kinds)
 
   def add_block(first, gradient, losses, correct):
     # The last block begins earlier, and its first anchors do not count again.
@@ -92,15 +97,6 @@ def info_nce(
     back_prop=False,
   )
   return Losses(gradient, {"loss": losses, "correct": correct})
-
-
-def _text_kinds(groups: Groups) -> tf.Tensor:
-  """int32 [n, T]: numbers from 0 that equal texts share; -1: no text."""
-  identities = groups.identities
-  with tf.device("/cpu:0"):  # a GPU has no kernel for it
-    _, kinds = tf.unique(tf.reshape(identities, [-1]))
-  kinds = tf.reshape(kinds, identities.shape)
-  return tf.where(identities < 0, identities, kinds)
 
 
 def _of_anchors(units, kinds, rows, temperature, both_directions):
