@@ -108,20 +108,14 @@ def _of_anchors(units, kinds, rows, temperature, both_directions):
   )
   of_documents = tf.reshape(tf.transpose(kinds[:, 1:]), [-1])
   anchors, positives = kinds[:, 0], kinds[:, 1]
+  skip = _belong(rows, anchors, positives, of_documents, count * texts)
   losses, right = _cross_entropy(
-    tf.gather(units[:, 0], rows),
-    documents,
-    rows,
-    _belong(rows, anchors, positives, of_documents, count * texts),
-    temperature,
+    tf.gather(units[:, 0], rows), documents, rows, skip, temperature
   )
   if both_directions:
+    skip = _belong(rows, positives, anchors, anchors, count * texts)
     backward, _ = _cross_entropy(
-      tf.gather(units[:, 1], rows),
-      units[:, 0],
-      rows,
-      _belong(rows, positives, anchors, anchors, count * texts),
-      temperature,
+      tf.gather(units[:, 1], rows), units[:, 0], rows, skip, temperature
     )
     losses = (losses + backward) / 2.0
   return losses, right
