@@ -65,6 +65,8 @@ class Summary(NamedTuple):
     for label, limit in bounds:
       limits[label] = " and ".join(filter(None, [limits.get(label), limit]))
     heads = "documents", "share", "lines", "characters", "examples"
+    filtered = _rows(self.filtered, documents, limits)
+    passed = _rows(self.passed, documents, {})
     pairs = [*zip(self.pair[1:3], self.pair[3:], strict=True)]
     title = f"A pair of near-duplicates (similarity {''.join(self.pair[:1])})"
     tables = [
@@ -73,16 +75,8 @@ class Summary(NamedTuple):
       _table("Corpus", ("file", "documents", "sentences"), sides),
       _table("Removed documents", ("reason", "documents", "share"), removed),
       _table("Lines that recur", ("removed",), [(f"{self.lines_removed:,}",)]),
-      _table(
-        "Filters",
-        ("filter", "lets pass", *heads),
-        _rows(self.filtered, documents, limits),
-      ),
-      _table(
-        "Kept, but no prose",
-        ("what", "", *heads),
-        _rows(self.passed, documents, {}),
-      ),
+      _table("Filters", ("filter", "lets pass", *heads), filtered),
+      _table("Kept, but no prose", ("what", "", *heads), passed),
     ]
     if pairs:
       tables.append(_table(title, ("document", "where they differ"), pairs))
