@@ -46,11 +46,9 @@ def inspect_data_set(
   """Prints what the files of a data set hold; returns their survey."""
   manifest_path, manifest = listing or ("", None)
   folder = os.path.dirname(paths[0])
-  encoder = record_report.find_encoder(
-    manifest.tokenizer if manifest else None,
-    folder,
-    settings.named_vocabulary(),
-  )
+  info = manifest.tokenizer if manifest else None
+  named = settings.named_vocabulary()
+  encoder = record_report.find_encoder(info, folder, named)
   if manifest:
     features, masks = manifest.features(), manifest.mask_settings()
     infos, pairs = manifest.shards, manifest.has_pairs
@@ -66,12 +64,9 @@ def inspect_data_set(
     examples = record_report.examples(paths, features, masks, encoder, pairs)
     for text in itertools.islice(examples, settings.num_examples):
       print(f"{text}\n")
+  listed = [infos.get(os.path.basename(path)) for path in paths]
   survey = record_report.survey(
-    paths,
-    [infos.get(os.path.basename(path)) for path in paths],
-    features,
-    settings.verify,
-    settings.num_workers,
+    paths, listed, features, settings.verify, settings.num_workers
   )
   print(f"{record_report.describe(survey, len(paths), pairs)}\n")
   return survey
