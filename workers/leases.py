@@ -13,6 +13,7 @@ the lock on its file.
 
 import contextlib
 import fcntl
+import itertools
 import os
 import shutil
 import tempfile
@@ -55,8 +56,7 @@ class Leases(NamedTuple):
   def take(self, name: str) -> str | None:
     """The folder of a new lease; None if a worker that is alive has it."""
     # The first lease whose owner is not alive, and so no longer works.
-    number = 0
-    while True:
+    for number in itertools.count():
       lease = os.path.join(self.folder, LEASES, f"{name}.{number}")
       owner = _owner_of(lease).partition(" ")[0]
       if not owner:
@@ -64,7 +64,6 @@ class Leases(NamedTuple):
       beats = os.path.join(self.folder, WORKERS, owner)
       if owner not in self.gone and os.path.exists(beats):
         return None
-      number += 1
     owner = f"{self.worker} {uuid.uuid4().hex}"
     aside = tempfile.mkdtemp(dir=os.path.dirname(lease), prefix="new-")
     with files.naming(aside), open(os.path.join(aside, _OWNER), "w") as f:
