@@ -243,7 +243,6 @@ class PackedSource(PackedRecords):
   def of_examples(self, of_tokens: np.ndarray) -> Iterator[np.ndarray]:
     """Each example's part of an array [rows, S, ...]; writing changes it."""
     slots = self.slots_of_examples
-    for example, row, start in zip(
-      self.examples, slots.row, slots.start, strict=True
-    ):
+    starts = zip(self.examples, slots.row, slots.start, strict=True)
+    for example, row, start in starts:
       yield of_tokens[row, start : start + len(example.ids)]

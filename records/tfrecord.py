@@ -285,9 +285,8 @@ class RecordSet:
     if stop > len(self):
       self.read_ahead(0, stop - len(self))
       stop = len(self)
-    for file, start, end in zip(
-      self._files, self._starts.tolist(), self._ends.tolist(), strict=True
-    ):
+    starts, ends = self._starts.tolist(), self._ends.tolist()
+    for file, start, end in zip(self._files, starts, ends, strict=True):
       if start < stop and first < end:
         file.read_ahead(max(first, start) - start, min(stop, end) - start)
 
