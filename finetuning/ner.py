@@ -194,9 +194,8 @@ class NerSource(packed.PackedSource):
       examples.append(packed.Example(ids, segments, where, (), weight))
     super().__init__(path, examples, config)
     self._words = np.full([len(self), self.tokens], SILENT)
-    for window, part in zip(
-      windows, self.of_examples(self._words), strict=True
-    ):
+    parts = self.of_examples(self._words)
+    for window, part in zip(windows, parts, strict=True):
       part[:] = window.words
     # SILENT is the last end, without a label.
     targets = rows[self._words].astype(np.int32)
@@ -233,9 +232,8 @@ class WordBehaviour(Behaviour):
         encoded[-1] = words.tokens_in_text(context.tokenizer, one.text, of_text)
     labels, shares = self._of_words(encoded, context, run)
     types, first = entities.types_of(context.task.get("labels", ())), 0
-    for one, of_text, sentence in zip(
-      inputs, positions, sentences, strict=True
-    ):
+    in_order = zip(inputs, positions, sentences, strict=True)
+    for one, of_text, sentence in in_order:
       own = slice(first, first + len(sentence))
       first = own.stop + 1  # the number of a sentence's end is nobody's
       # Labels such as parts of speech mark no entities.
@@ -256,12 +254,9 @@ class WordBehaviour(Behaviour):
   ) -> tuple[list[str], np.ndarray]:
     """Labels and their probabilities, numbered as by `encode_words`."""
     stride = context.task.get("doc_stride", words.WORD_STRIDE)
+    spaces = context.task.get("space_before_words", True)
     windows = words.encode_words(
-      context.tokenizer,
-      sentences,
-      context.max_seq_length,
-      stride,
-      context.task.get("space_before_words", True),
+      context.tokenizer, sentences, context.max_seq_length, stride, spaces
     )
     of_tokens, speaks_for = [], []
     for window, outputs in zip(windows, run(windows), strict=True):
