@@ -103,12 +103,9 @@ class Shard:
   def sums(self, flat) -> tf.Tensor:
     """float [variables]: the sum of each one's elements in `flat`, [size]."""
     totals = [tf.reduce_sum(row) for row in self._own_rows(flat)]
+    sums = tf.stack(totals) if totals else tf.zeros([0])
     # A variable without an element in this shard gets 0.
-    return tf.scatter_nd(
-      self._owned[:, None],
-      tf.stack(totals) if totals else tf.zeros([0]),
-      [len(self.variables)],
-    )
+    return tf.scatter_nd(self._owned[:, None], sums, [len(self.variables)])
 
   def _own_rows(self, flat) -> list[tf.Tensor]:
     return tf.split(flat, self._lengths)[:-1]
@@ -177,9 +174,8 @@ class ZeRO(all_reduce.AllReduce):
     self._order = np.argsort(np.concatenate(groups))
     self._shards = {}  # name of the shard's weights -> Shard
     for n, group in enumerate(groups):
-      shard = Shard(
-        [self._variables[i] for i in group], self.comm, n >= of_elements
-      )
+      members = [self._variables[i] for i in group]
+      shard = Shard(members, self.comm, n >= of_elements)
       shard.weights = all_reduce.local_zeros(f"zero/weights_{n}", [shard.size])
       self._shards[shard.weights.name] = shard
     self.layout = ShardLayout(self._shards, self.comm, self.slices)
