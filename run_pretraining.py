@@ -206,11 +206,9 @@ def evaluator(config: PretrainingConfig, comm, training=None) -> Evaluator:
     before, now = training.files.tokenizer, source.files.tokenizer
     agreement.agree_on_tokens(before, now, files)
     say(comm, *overlap_warning(source.paths, trained, "--eval_input_file"))
+  most = config.max_eval_steps * config.eval_batch_size or len(source)
   stream = input_pipeline.evaluation_batches(
-    source,
-    config.eval_batch_size,
-    comm.data_parallel,
-    limit=config.max_eval_steps * config.eval_batch_size,
+    source, config.eval_batch_size, comm.data_parallel, limit=most
   )
   with averages.evaluated_scope(config.evaluate_average, config.do_train):
     sums = modeling.pretraining_model(
@@ -232,7 +230,6 @@ def evaluator(config: PretrainingConfig, comm, training=None) -> Evaluator:
     del results["loss"]
     return {**results, "examples": int(totals["examples"])}
 
-  most = config.max_eval_steps * config.eval_batch_size or len(source)
   evaluated = f"{source.contents()} {min(most, len(source))}"
   return Evaluator(evaluation, headline, config, evaluated, comm)
 
