@@ -242,12 +242,9 @@ class Stages:
 
   def start(self, begun: training_plan.Stage) -> StageStart:
     """The stage that begins where `begun` says."""
-    plan = self._plans[begun.number]
+    plan, count = self._plans[begun.number], len(self.configs)
     stage = dataclasses.replace(
-      begun,
-      ramp=plan.stage.ramp,
-      total_updates=self._total,
-      count=len(self.configs),
+      begun, ramp=plan.stage.ramp, total_updates=self._total, count=count
     )
     plan = dataclasses.replace(
       plan,
