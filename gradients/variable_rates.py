@@ -43,12 +43,11 @@ class VariableRateOptimizer(moments.MomentOptimizer):
     learning_rate = tf.convert_to_tensor(self.learning_rate, tf.float32)
     rate = layout.spread(ratio, variable) * learning_rate
     new_values = [weights - rate * update, *new_moments]
+    targets = (variable, m.variable, v.variable)
+    pairs = zip(targets, new_values, strict=True)
     # Everything is read before anything is written.
     with tf.control_dependencies(new_values):
-      targets = (variable, m.variable, v.variable)
-      return tf.group(
-        *moments.assign_all(zip(targets, new_values, strict=True))
-      )
+      return tf.group(*moments.assign_all(pairs))
 
   def _ratio(self, norm, weights, update, gradient, v) -> tf.Tensor:
     """r, of the shape of `norm`'s results; `update` is u, v is corrected."""
