@@ -507,11 +507,9 @@ def fake_batch(shape: record_shape.RecordShape, count: int) -> dict:
   # Always the same: what is measured on them can be compared.
   rng, most = np.random.default_rng(0), shape.max_predictions_per_seq
   sizes = shape.max_seq_length, most, shape.vocab_size
-  records = []
+  examples, records = shape.examples_per_record, []
   for _ in range(count):
-    records.append(
-      data_set.fake_features(rng, *sizes, shape.examples_per_record, most)
-    )
+    records.append(data_set.fake_features(rng, *sizes, examples, most))
   return {name: np.stack([r[name] for r in records]) for name in records[0]}
 
 
