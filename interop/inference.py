@@ -166,14 +166,9 @@ def _build(
       with_pooler=pools and reads_pooled,
       positions=positions if list(names) == [MASKED_LM] else None,
     )
+    pooled = inputs.get(tasks.POOLED, inputs["input_mask"])
     encoder = HeadInput(
-      model,
-      bert,
-      policy,
-      labels,
-      positions,
-      task=source.task,
-      pooled=inputs.get(tasks.POOLED, inputs["input_mask"]),
+      model, bert, policy, labels, positions, task=source.task, pooled=pooled
     )
     signatures = {}
     for behaviour in behaviours:
