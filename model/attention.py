@@ -153,6 +153,7 @@ def attention(
   bert, slices = config.bert, config.slices
   _, own_heads, length, size_per_head = query.shape.as_list()
   seed, keep_prob = dropout_arguments(bert.attention_probs_dropout_prob, seed)
+  scale, dtype = 1.0 / math.sqrt(size_per_head), config.policy.softmax
   part = None  # (first, all) of a slice's heads
   if slices.size > 1:
     count = bert.num_attention_heads
@@ -171,13 +172,7 @@ def attention(
     # scores, probs = [B, N, F, T], or [B, N, blocks, block, 3 * block]
     scores = tf.matmul(query, key, transpose_b=True)
     probs = kernels.attention_probs(
-      scores,
-      mask.bias,
-      seed,
-      scale=1.0 / math.sqrt(size_per_head),
-      keep_prob=keep_prob,
-      dtype=config.policy.softmax,
-      heads=part,
+      scores, mask.bias, seed, scale, keep_prob, dtype, heads=part
     )
     context = tf.matmul(probs, value)
     if mask.block:
