@@ -66,14 +66,11 @@ class SampledLogits(NamedTuple):
     others = tf.matmul(self.hidden, rows[:number], transpose_b=True)
     hidden = tf.cast(self.hidden, policy.losses)
     right = tf.cast(rows[number:], policy.losses)
-    its_bias = tf.cast(bias[number:], policy.losses)
+    own = tf.reduce_sum(hidden * right, axis=1)
+    own += tf.cast(bias[number:], policy.losses)
+    weighted = bias[:number] + log_weights
     result = kernels.sampled_cross_entropy(
-      others,
-      bias[:number] + log_weights,
-      tf.reduce_sum(hidden * right, axis=1) + its_bias,
-      classes,
-      labels,
-      dtype=policy.losses,
+      others, weighted, own, classes, labels, dtype=policy.losses
     )
     return tf.unstack(result, num=2)
 
