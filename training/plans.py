@@ -37,12 +37,9 @@ def of_run(config, source, ranks: int) -> training_plan.TrainingPlan:
     )
   # As many as at the end of that run.
   decay = training_plan.rounded_up(config.num_decay_steps / plan.divisor)
+  last = first + decay
   return dataclasses.replace(
-    plan,
-    updates=first + decay,
-    decay_updates=decay,
-    steps=0,
-    cooldown_start=first,
+    plan, updates=last, decay_updates=decay, steps=0, cooldown_start=first
   )
 
 
