@@ -108,12 +108,10 @@ class Reporter:
         "trust_ratio_min_variable": smallest.op.name,
       }
     rank_flops = self._now["flops"] / task.plan.ranks
-    arithmetic = {
-      "model_tflops_per_second": rank_flops / self._now["seconds"] / 1e12
-    }
+    tflops = rank_flops / self._now["seconds"] / 1e12
+    arithmetic = {"model_tflops_per_second": tflops}
     if self._config.peak_tflops:
-      share = arithmetic["model_tflops_per_second"] / self._config.peak_tflops
-      arithmetic["mfu"] = share
+      arithmetic["mfu"] = tflops / self._config.peak_tflops
     known = {}
     for part, seconds in self._parts.items():
       if not math.isnan(seconds):
