@@ -98,10 +98,17 @@ def do(leases: Leases, task: Task) -> Any:
   # The last owner may have finished between the two looks.
   if not scratch or os.path.exists(task.done_file):
     return None
-  with files.naming(scratch):
-    result = task.make(unfinished(scratch, task.done_file))
-    deliver(scratch, task.done_file)
-  return result
+  try:
+    with files.naming(scratch):
+      result = task.make(unfinished(scratch, task.done_file))
+      if not os.path.exists(task.done_file):
+        deliver(scratch, task.done_file)
+        return result
+  except OSError:
+    if not os.path.exists(task.done_file):
+      raise
+  # While this worker was suspended another did it, and may have gone on.
+  return None
 
 
 def unfinished(scratch: str, path: str) -> str:
@@ -127,6 +134,10 @@ class Watch:
     self._looks, self._last_look = 0, 0.0
     # Worker -> (last beat, the look that first saw it, whether another was).
     self._seen: dict[str, tuple[int, int, bool]] = {}
+
+  def changed(self) -> int:
+    """Another number when a worker has come or left."""
+    return os.stat(self._folder).st_mtime_ns
 
   def workers(self) -> frozenset[str]:
     """All that came and did not leave; some may have been killed."""

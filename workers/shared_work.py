@@ -169,9 +169,11 @@ class Phase:
       for number in itertools.count():
         chunk = task.chunk_file(number)
         self.wait(chunk, task.done_file)
-        # A finished piece has all of its chunks, so this was the last one.
+        # One of these may be missing, if another worker has joined and removed
+        # them: then who reads it gets the error.
         if not os.path.exists(chunk):
-          break
+          if number == json_files.read(task.done_file)["chunks"]:
+            break
         yield chunk
 
 

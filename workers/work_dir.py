@@ -61,17 +61,19 @@ class Attempt:
     self.path, self.leases = path, worker_leases
     self.folder = os.path.join(path, _WORK)
     self._job, self._watch = job, leases.Watch(path)
-    self._next_look, self._alive = 0.0, frozenset[str]()
+    self._next_look = 0.0
+    self._seen: tuple = ()  # what the last look saw of workers
 
   def has_lost_workers(self) -> bool:
-    """Whether workers have left or are gone since the last call."""
+    """Whether workers have come, left or are gone since the last look."""
     if time.monotonic() < self._next_look:
       return False
     self._next_look = time.monotonic() + min(1.0, leases.BEAT_SECONDS)
-    before, known = self._alive, self.leases.gone
-    self._alive, gone = self._watch.look()
-    self.leases = self.leases._replace(gone=gone)
-    return bool(gone - known or before - self._alive)
+    # One may come and leave between two looks: their folder tells.
+    before, changed = self._seen, self._watch.changed()
+    _, gone = self._watch.look()
+    self.leases, self._seen = self.leases._replace(gone=gone), (changed, gone)
+    return self._seen != before
 
   def stop_if_over(self) -> None:
     """Ends the block of `work_folder` if another worker has ended the work."""

@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from workers import leases
+from workers import leases, shared_work, work_dir
 
 
 @pytest.fixture
@@ -113,6 +113,56 @@ def test_the_lock_tells_at_once_on_one_machine(folder, monkeypatch):
     assert leases.Watch(folder).look() == ({held.worker}, frozenset())
     monkeypatch.setattr(os, "unlink", lambda *_: None)  # as if it was killed
   assert leases.Watch(folder).look() == (frozenset(), {held.worker})
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_a_worker_made_too_late_is_dropped(folder, tmp_path, fails):
+  """It was suspended; meanwhile another did it and removed what it is of."""
+  path = tmp_path / "a.done"
+
+  def make(output):
+    path.write_text("whole")
+    if fails:
+      raise FileNotFoundError(2, "no such file", "a.0")
+    with open(output, "w") as f:
+      f.write("part")
+    return "part"
+
+  task = leases.Task(str(path), make)
+  assert leases.do(leases.Leases(folder, "slept"), task) is None
+  assert path.read_text() == "whole"
+  make_nothing = lambda output: os.stat(f"{output}/a.0")
+  alone = leases.Task(str(tmp_path / "b.done"), make_nothing)
+  with pytest.raises(OSError):
+    leases.do(leases.Leases(folder, "first"), alone)
+
+
+def test_a_worker_is_noticed_that_came_and_left_between_two_looks(folder):
+  with leases.heart(folder) as held:
+    attempt = work_dir.Attempt(folder, None, held)
+    changes = []
+    for comes in (False, True, False):
+      if comes:
+        with leases.heart(folder):
+          pass
+      attempt._next_look = 0.0
+      changes.append(attempt.has_lost_workers())
+  assert changes == [True, True, False]
+
+
+def test_a_missing_chunk_is_not_the_end_of_a_piece(tmp_path):
+  """Another worker joined the chunks, and is removing them."""
+  chunk_file = lambda number: str(tmp_path / f"a.{number}")
+  task = leases.Task(str(tmp_path / "a.done"), None, chunk_file)
+  for number in range(3):
+    (tmp_path / f"a.{number}").touch()
+  (tmp_path / "a.done").write_text('{"chunks": 3}')
+  phase = shared_work.Phase(
+    [task], shared_work.SharedWork(mock.MagicMock(), mock.MagicMock())
+  )
+  for _ in range(2):
+    assert [*phase.chunks()] == [chunk_file(number) for number in range(3)]
+    (tmp_path / "a.1").unlink(missing_ok=True)
 
 
 def test_a_worker_that_slept_changes_nothing(folder, tmp_path):
