@@ -98,6 +98,14 @@ _BY_NAME = {
 _MARK_OF_UTF8 = b"\xef\xbb\xbf"
 MAX_RECORD_BYTES = 64 << 20  # longer records of JSON lines are an error
 _DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError, zstd.ZstdError)
+_NOT_READABLE = (
+  FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError
+)  # fmt: skip
+
+
+def is_of_system(error: Exception) -> bool:
+  """Whether the machine is to blame, and not the content that it reads."""
+  return isinstance(error, MemoryError) or bool(getattr(error, "errno", None))
 
 
 def kind_of(f: io.BufferedReader, path: str, *wanted: Kind) -> Kind:
@@ -114,7 +122,7 @@ def open_input(path: str, *wanted: Kind) -> Iterator[io.BufferedReader]:
   """Opens a file; DataError if it cannot, and as of `kind_of`."""
   try:
     f = open(stores.at(path).local(), "rb")
-  except OSError as e:
+  except _NOT_READABLE as e:
     raise DataError(reason(e)) from e
   with f:
     kind_of(f, path, *wanted)
@@ -155,6 +163,8 @@ def unpacked(path: str) -> Iterator[tuple[BinaryIO, BinaryIO]]:
         kind_of(content, path)
         yield content, on_disk
     except _DAMAGED as e:
+      if is_of_system(e):
+        raise
       raise DataError(f"{path}: not a whole {kind.name} file ({e})") from e
 
 

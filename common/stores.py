@@ -22,7 +22,10 @@ _URL = re.compile(r"[a-z][a-z0-9+.:-]*://")
 _nothing_there = contextlib.suppress(FileNotFoundError)
 # What tells that an object has changed: the names of S3 and Azure, GCS, HTTP,
 # SFTP and disks, memory (fsspec.implementations, s3fs, gcsfs, adlfs).
-_VERSIONS = "ETag etag md5Hash LastModified last_modified mtime created".split()
+_VERSIONS = (
+  "ETag etag md5Hash Content-MD5 Digest LastModified Last-Modified "
+  "last_modified mtime created"
+).split()
 
 
 def _cached(facts: str) -> str:
@@ -122,11 +125,9 @@ class InStore(NamedTuple):
   def state(self) -> list:
     with self._store() as (store, name):
       facts = store.info(name)
-    for key in _VERSIONS:
-      if facts.get(key):
-        return [facts["size"], str(facts[key])]
     # Some servers of HTTP tell nothing but the size, or not even that.
-    return [facts["size"], ""]
+    versions = filter(None, map(facts.get, _VERSIONS))
+    return [facts["size"] or 0, str(next(versions, ""))]
 
   def local(self) -> str:
     """A copy in the cache, which is made again when the object has changed."""
@@ -143,7 +144,7 @@ class InStore(NamedTuple):
         return path
       with self._store() as (store, name), files.naming(copy.name):
         store.get_file(name, copy.name)
-      if size not in (None, os.path.getsize(copy.name)):
+      if size and size != os.path.getsize(copy.name):
         raise UserError(f"{self.name}: not all {size} bytes came: start again")
       os.replace(copy.name, path)
     return path

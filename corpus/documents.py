@@ -323,6 +323,8 @@ def _pyarrow(where: Callable[[], str]) -> Iterator[Any]:
   try:
     yield pyarrow
   except (pyarrow.ArrowException, OSError) as e:
+    if input_files.is_of_system(e):
+      raise
     reason = " ".join(str(e).split())
     raise DataError(
       f"{where()}: damaged ({reason[:200]}): copy the file again"

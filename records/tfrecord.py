@@ -148,9 +148,10 @@ class _RecordFile:
   def load_index(self) -> np.ndarray:
     """The offsets in the index; DataError if they do not fit this file."""
     index = self.path + INDEX_SUFFIX
+    path = stores.at(index).local()
     try:
       # Unlike np.load it reads nothing but arrays of numbers.
-      offsets = np.lib.format.open_memmap(stores.at(index).local(), mode="r")
+      offsets = np.lib.format.open_memmap(path, mode="r")
       fits = (
         offsets.ndim == 1
         and offsets.dtype == np.int64
@@ -210,14 +211,15 @@ def verify_file(path: str, info: ShardInfo | None = None) -> None:
     file.read(number)
   if info:
     got = dataclasses.replace(
-      info, records=count, bytes=file.size, sha256=file_sha256(path)
-    )
+      info, records=count, bytes=file.size,
+      sha256=file_sha256(stores.at(path).local()),
+    )  # fmt: skip
     if got != info:
       raise DataError(
         f"{path}: records, bytes or SHA-256 are not those of its manifest: "
         "copy or make both again"
       )
-  if os.path.exists(path + INDEX_SUFFIX):
+  if stores.at(path + INDEX_SUFFIX).exists():
     if not np.array_equal(file.load_index(), file.offsets):
       raise DataError(
         f"{path + INDEX_SUFFIX}: the index has other records than {path}: "

@@ -16,7 +16,7 @@ import pytest
 import predict
 from checkpoints import checkpoint_files
 from common import input_files, json_files
-from common.errors import UserError
+from common.errors import DataError, UserError
 from corpus import tables, text_files
 from interop import inference, minimal_pairs
 from model import huggingface_weights
@@ -107,6 +107,21 @@ def test_the_format_of_a_file(tmp_path, case):
     pack = PACK.get(os.path.splitext(name)[1]) if content else None
     (tmp_path / name).write_bytes(pack(content) if pack else content)
     assert input_files.format_of(str(tmp_path / name)) is want, name
+
+
+def test_a_disk_that_fails_is_no_damage(tmp_path, monkeypatch):
+  """The work of others stays, as the next start may read the file."""
+  (tmp_path / "a.gz").write_bytes(gzip.compress(b"a line\n" * 10**5)[:-100])
+  with pytest.raises(DataError, match="a.gz: not a whole gzip file"):
+    [*text_files.read_lines([str(tmp_path / "a.gz")])]
+
+  def fails(*_):
+    raise OSError(116, "Stale file handle")
+
+  monkeypatch.setattr(gzip.GzipFile, "read1", fails)
+  monkeypatch.setattr(gzip.GzipFile, "readinto", fails)
+  with pytest.raises(OSError, match="Stale file handle"):
+    [*text_files.read_lines([str(tmp_path / "a.gz")])]
 
 
 def test_a_query_ends_no_name():

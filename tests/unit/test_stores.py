@@ -223,6 +223,10 @@ def test_over_http(tmp_path, cache):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     url = f"http://127.0.0.1:{server.server_port}"
     assert _read(f"{url}/t.txt") == ["over", "HTTP"]
+    # This server tells of another text of the same size by its date alone.
+    (tmp_path / "t.txt").write_text("OVER\nhttp\n")
+    os.utime(tmp_path / "t.txt", (2**31, 2**31))
+    assert _read(f"{url}/t.txt") == ["OVER", "http"]
     with pytest.raises(DataError, match="no.txt: no such file"):
       input_files.expand_patterns(f"{url}/no.txt")
     server.shutdown()
@@ -242,6 +246,32 @@ def test_a_store_that_fails_in_the_middle(flaky, cache):
   assert not copies(cache)
   Flaky.left = sys.maxsize
   assert _read("flaky://t.txt") == ["line"] * 100
+
+
+def test_an_object_of_unknown_size(flaky, cache, monkeypatch):
+  put("flaky://t.txt", b"line\n")
+  info = Flaky.info
+  without = lambda *names, **o: {**info(*names, **o), "size": None}
+  monkeypatch.setattr(Flaky, "info", without)
+  assert _read("flaky://t.txt") == ["line"]
+  assert stores.at("flaky://t.txt").state()[0] == 0  # a number, to add up
+
+
+def test_a_store_that_fails_does_not_damage_an_index(flaky, tmp_path, cache):
+  path = str(tmp_path / "a.tfrecord")
+  with tfrecord.shard_writer(path) as writer:
+    writer.write(b"a")
+  for suffix in ("", tfrecord.INDEX_SUFFIX):
+    with open(path + suffix, "rb") as f:
+      put(f"flaky://a.tfrecord{suffix}", f.read())
+  assert len(tfrecord.RecordSet(["flaky://a.tfrecord"])) == 1
+  tfrecord.verify_file("flaky://a.tfrecord")
+  for copy in copies(cache):
+    if copy.name.endswith(tfrecord.INDEX_SUFFIX):
+      copy.unlink()
+  Flaky.left = 10
+  with pytest.raises(UserError, match="start the same command again"):
+    tfrecord.RecordSet(["flaky://a.tfrecord"])
 
 
 def test_an_object_that_is_cut_off(flaky, cache, monkeypatch):
