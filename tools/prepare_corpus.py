@@ -173,8 +173,6 @@ def prepare(
     sources = [documents.Source(wikipedia_leads(settings.cache_dir))]
   paths = sorted({source.path for source in sources})
   train = settings.output(cleaning.TRAIN)
-  heldout = settings.output(cleaning.HELDOUT)
-  input_files.check_not_written(paths, "--corpus", train.name, heldout.name)
   # All that the user may have to change is found before any work is done.
   rules = settings.rules()
   cleaning.evaluation_ngrams(rules.evaluation_sets, rules.form)
@@ -184,6 +182,11 @@ def prepare(
   if settings.dry_run:
     pieces = pieces[:: -(-len(pieces) // _SAMPLE_PIECES)]
   evaluated = dict.fromkeys(piece.path for piece in rules.evaluation_sets)
+  names = cleaning.HELDOUT, cleaning.REMOVED, cleaning.REPORT
+  names += cleaning.TRAIN, config_beside(cleaning.TRAIN)
+  written = [settings.output(name).name for name in names]
+  input_files.check_not_written(paths, "--corpus", *written)
+  input_files.check_not_written(evaluated, "--decontaminate", *written)
   sample = (len(pieces), len(all_pieces)) if settings.dry_run else None
   facts = _facts(settings, paths, sample)
   states = states_of([*paths, *evaluated])
@@ -254,7 +257,7 @@ def _facts(
   for name in ("sentencex", "py3langid", "pyarrow"):
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
       versions.append(f"{name} {importlib.metadata.version(name)}")
-  size = sum(stores.at(path).state()[0] or 0 for path in paths)
+  size = sum(stores.at(path).state()[0] for path in paths)
   names = f"{paths[0]} ... {paths[-1]}" if len(paths) > 1 else paths[0]
   facts = [
     ("command", shlex.join(words)),

@@ -30,7 +30,7 @@ from config.bert_config import PRESETS, BertConfig
 from corpus import text_files
 from interop import model_source, predictions
 from records import data_set
-from text_encoders.base import MASK
+from text_encoders.base import MASK, config_beside
 from tools import plot_metrics
 from training import next_steps
 from training.next_steps import python
@@ -91,6 +91,7 @@ class Paths:
     self.source = os.path.join(root, "source.json")
     self.corpus = os.path.join(root, "corpus")
     self.vocab = os.path.join(root, "vocab.txt")
+    self.case = config_beside(self.vocab)  # written after it
     self.config = os.path.join(root, "bert_config.json")
     self.pretrain = os.path.join(root, "pretrain")
     self.curve = os.path.join(root, "curve.png")
@@ -154,7 +155,7 @@ def prepare(paths: Paths, settings: Settings) -> None:
   )  # fmt: skip
   title = "text: one sentence a line, some documents held out"
   # (title, output, command). The source is written after the text is made.
-  steps = [(title, paths.source, text), ("vocabulary", paths.vocab, vocabulary)]
+  steps = [(title, paths.source, text), ("vocabulary", paths.case, vocabulary)]
   for part in PARTS:
     command = python(
       "create_pretraining_data.py", input_file=paths.text(part),

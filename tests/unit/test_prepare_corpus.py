@@ -95,6 +95,8 @@ def test_what_it_makes_is_not_read(tmp_path, prepare, many):
   prepare(names)
   with pytest.raises(DataError, match=r"heldout\.txt is of --corpus, and"):
     prepare(f"{names},{tmp_path}/out/*.txt")
+  with pytest.raises(DataError, match=r"heldout\.txt is of --decontaminate, "):
+    prepare(names, decontaminate=f"{tmp_path}/out/heldout.txt")
   (tmp_path / "out/train.txt.unfinished").mkdir()
   (tmp_path / "out/train.txt.unfinished/novel.txt").touch()
   with pytest.raises(UserError, match="novel.txt, .* another --output_dir"):
