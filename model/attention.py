@@ -177,7 +177,8 @@ def attention(
     context = tf.matmul(probs, value)
     if mask.block:
       # Without what filled up the last block.
-      rows = [context.shape[0], own_heads, -1, size_per_head]
+      filled = -(-length // mask.block) * mask.block
+      rows = [-1, own_heads, filled, size_per_head]
       context = tf.reshape(context, rows)[:, :, :length]
     return context
 

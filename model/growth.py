@@ -64,7 +64,7 @@ class Grown:
     shapes = getattr(values, "shapes", values)  # of a checkpoint; in memory
     copies = layers(growth)
     for name, shape in wanted.items():
-      source = _LAYER.sub(lambda match: str(copies[int(match[0])]), name)
+      source = self._source(name, copies)
       if source in shapes:
         there = list(getattr(shapes[source], "shape", shapes[source]))
         # Only the model's tensors grow; what else differs is refused.
@@ -92,6 +92,22 @@ class Grown:
         grown = grown * _shares(uneven, axis, units)
     return grown.astype(value.dtype)
 
+  def _source(self, name: str, copies: list[int]) -> str:
+    """The smaller model's tensor of which one is a copy."""
+    layer = _LAYER.search(name)
+    if not layer:
+      return name
+    number, (small, large, _) = int(layer[0]), self._growth
+    source = copies[number]
+    if large.pre_layer_norm and f"layer_{number}/output/LayerNorm/" in name:
+      # The next layer reads through it; through the last one heads do.
+      is_last = number + 1 == large.num_hidden_layers
+      source = small.num_hidden_layers if is_last else copies[number + 1]
+      if source == 0:
+        return name.replace(f"encoder/layer_{number}/output", "embeddings")
+      source -= 1
+    return _LAYER.sub(str(source), name)
+
   def _parts(self, name: str) -> tuple[str, str]:
     """A weight's name and its slot's; "" for neither."""
     weight, slot = name, ""
@@ -101,12 +117,13 @@ class Grown:
 
   def _summed_axis(self, weight: str) -> int | None:
     """The axis of the units that a matmul with a weight sums over."""
-    if weight.endswith("/output_weights"):
-      return 1
+    large = self._growth.large
     # Word embeddings are summed over, but also read: so what scales the numbers
-    # that they are multiplied by is shared.
+    # that they are multiplied by is shared, for other heads that read it, too.
     is_scale = weight.startswith("cls/predictions/transform/LayerNorm/")
-    is_tied = self._growth.large.tie_word_embeddings
+    is_tied = large.tie_word_embeddings
+    if weight.endswith("/output_weights"):
+      return None if is_tied and large.shares_transform else 1
     return 0 if weight.endswith("/kernel") or (is_scale and is_tied) else None
 
 

@@ -164,6 +164,12 @@ def from_huggingface(
           "this model cannot be converted"
         )
       left_out.append(tied)
+  # Nor does transformers read it beside a classifier's own.
+  if f"{kind.pooler}weight" in wanted:
+    for name in sorted(named.keys() - wanted):
+      if name.startswith(f"{kind.base}pooler."):
+        left_out.append(name)
+        del named[name]
   if unknown := sorted({*named} - {*wanted}):
     raise DataError(
       f"{source}: {_some(unknown)}: no weight of a {kind.title} of "

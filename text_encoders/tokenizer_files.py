@@ -15,7 +15,12 @@ from tokenizers import Tokenizer, normalizers
 
 from common import files, json_files, stores
 from common.errors import DataError, UserError
-from common.model_files import TASK_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
+from common.model_files import (
+  TASK_FILE,
+  THEIR_CONFIG,
+  TOKENIZER_CONFIG_FILE,
+  TOKENIZER_FILE,
+)
 from text_encoders import base, kinds, tokenizer_folder, wordpiece
 from text_encoders.tokenizer_json import HuggingFaceEncoder
 
@@ -224,7 +229,10 @@ def compare(encoder: base.Encoder, path: str) -> None:
     return  # the files are about another vocabulary
   config = read(folder, TOKENIZER_CONFIG_FILE)
   tokenizer_folder.config_of(path)  # of a class that is read at all
-  family = tokenizer_folder.family(config)
+  # A model's type says no class here: any model may have google/bert's tokens.
+  has_class = config.get("tokenizer_class")
+  model = config if has_class else read(folder, THEIR_CONFIG)
+  family = tokenizer_folder.family(model)
   tokenizer = read(folder, TOKENIZER_FILE)
   tokenizer["model.type"] = tokenizer.get("model", {}).get("type")
   tokenizer[_AROUND] = tokenizer_folder.around(

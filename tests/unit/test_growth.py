@@ -80,6 +80,39 @@ def test_deeper_models_have_the_values_of_layers_and_their_slots():
       np.testing.assert_array_equal(grown[kernel.format(layer) + suffix], want)
 
 
+@pytest.mark.parametrize("method", ["stack", "interpolate"])
+def test_a_layer_reads_through_the_norm_that_its_source_reads_through(method):
+  """It is stored with the layer before, and the last one is that of outputs."""
+  keys = {"pre_layer_norm": True, "num_hidden_layers": 2}
+  how = bert(**keys), bert(**{**keys, "num_hidden_layers": 4}), method
+  values, grown = grown_of(*how)
+  copies = growth.layers(Growth(*how))
+
+  def read_by(layer):
+    before = f"encoder/layer_{layer - 1}/output" if layer else "embeddings"
+    return f"bert/{before}/LayerNorm/gamma"
+
+  for layer, source in enumerate([*copies, 2]):
+    np.testing.assert_array_equal(
+      grown[read_by(layer)], values[read_by(source)]
+    )
+  block = "bert/encoder/layer_{}/attention/output/LayerNorm/gamma"
+  for layer, source in enumerate(copies):
+    want = values[block.format(source)]
+    np.testing.assert_array_equal(grown[block.format(layer)], want)
+
+
+def test_all_heads_read_what_a_norm_has_shared_once():
+  keys = {"classifier_pooling": "mean", "num_hidden_layers": 1}
+  name = "cls/seq_relationship/output_weights"
+  values, grown = grown_of(bert(**keys), bert(**keys, **LARGE))
+  np.testing.assert_array_equal(grown[name], np.tile(values[name], (1, 2)))
+  # With a pooler it reads what none has shared.
+  values, grown = grown_of(bert(), bert(**LARGE))
+  both = grown[name].reshape([2, 2, -1]).sum(axis=1)
+  np.testing.assert_allclose(both, values[name])
+
+
 @pytest.mark.parametrize(
   "keys",
   [

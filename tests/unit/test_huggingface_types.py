@@ -399,6 +399,25 @@ def test_the_architecture_says_whose_classifier_it_is(tmp_path, part, of_task):
   assert task["task"] == of_task
 
 
+def test_a_pooler_beside_a_robertas_classifier_is_left_out(tmp_path):
+  """Published ones have it, and transformers reads it no more than we do."""
+  parts = [weights.ENCODER, weights.POOLER, weights.CLASSIFIER]
+  values = random_values(parts, keys=ROBERTA)
+  prefix = write_checkpoint(tmp_path / "a", values, **ROBERTA)
+  convert(prefix, tmp_path / "b")
+  path = tmp_path / "b" / "model.safetensors"
+  tensors = safetensors.numpy.load_file(path)
+  for role in ("weight", "bias"):
+    classifier = tensors[f"classifier.dense.{role}"]
+    tensors[f"roberta.pooler.dense.{role}"] = classifier + 1.0
+  safetensors.numpy.save_file(tensors, path)
+  again = checkpoint_weights.open_checkpoint(str(tmp_path / "b"))
+  assert {*again.shapes} == {*values}
+  for name in values:
+    np.testing.assert_array_equal(again[name], values[name])
+  assert any("roberta.pooler.dense.bias" in line for line in again.left_out)
+
+
 @pytest.mark.parametrize("name", ["modernbert", "roberta", "eurobert"])
 def test_inputs_of_a_model_without_segments(tmp_path, letters, name):
   keys = {**MODELS[name], "type_vocab_size": int(name == "roberta")}

@@ -24,7 +24,7 @@ from tiny_models import (
 import modeling
 from common.tensorflow_v1 import tf
 from config import bert_config
-from model import encoder, kernels, layers, weights
+from model import attention, encoder, kernels, layers, weights
 from xla_patches import jit
 
 
@@ -751,6 +751,22 @@ def test_shapes_may_be_unknown_until_the_graph_runs():
       assert output.shape == (*shape, 8) and np.isfinite(output).all()
     with pytest.raises(tf.errors.InvalidArgumentError, match="[Ss]lice|size"):
       session.run(model.get_sequence_output(), {ids: np.ones([1, 17])})
+
+
+def test_local_attention_of_an_unknown_number_of_long_rows():
+  """They are cut into blocks, of 9 tokens the last is not full."""
+  config = tiny_config(0.0)
+  config.global_attn_every_n_layers, config.local_attention = 2, 4
+  ids = tf.placeholder(tf.int32, [None, 9])
+  assert attention.block_of(config, 9)
+  model = modeling.BertModel(config, False, ids, tf.ones_like(ids))
+  with tf.Session() as session:
+    session.run(tf.global_variables_initializer())
+    one, three = (
+      session.run(model.get_sequence_output(), {ids: np.ones([rows, 9])})
+      for rows in (1, 3)
+    )
+  np.testing.assert_allclose(three, np.repeat(one, 3, axis=0), rtol=1e-5)
 
 
 def test_one_hot_embeddings_equal_gathered_ones():

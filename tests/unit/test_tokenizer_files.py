@@ -114,6 +114,18 @@ def test_other_tokenizers_are_refused_by_their_field(
     tokenizer_files.load({"vocab_file": path}, None)
 
 
+def test_the_models_config_may_name_the_class(tmp_path):
+  """Its type says none: other models may have google/bert's tokens."""
+  no_class = {"tokenizer_class": None}
+  beside = {CONFIG: no_class, "config.json": {"model_type": "modernbert"}}
+  path, _ = write_folder(tmp_path / "a", True, beside)
+  tokenizer_files.load({"vocab_file": path}, None)
+  beside["config.json"] = {"tokenizer_class": "BertJapaneseTokenizer"}
+  path, _ = write_folder(tmp_path / "b", True, beside)
+  with pytest.raises(UserError, match="tokenizer_class is 'bertjapanese'"):
+    tokenizer_files.load({"vocab_file": path}, None)
+
+
 @pytest.mark.parametrize("file", [JSON, "vocab.txt"])
 @pytest.mark.parametrize(
   "beside",
