@@ -18,7 +18,6 @@ import safetensors.numpy
 
 from common import input_files, json_files
 from common.errors import DataError
-from common.model_files import THEIR_CONFIG
 from config.bert_config import BertConfig
 from model import weights as w
 from model.huggingface_config import ReadConfig
@@ -160,8 +159,8 @@ def from_huggingface(
       value = named.pop(tied)
       if not np.array_equal(named.setdefault(weight, value), value):
         raise DataError(
-          f"{source}: {tied} is not {weight}, to which {THEIR_CONFIG} ties it: "
-          "this model cannot be converted"
+          f"{source}: {tied} is not {weight}: a {kind.title} with words of its "
+          "own for its answers cannot be converted"
         )
       left_out.append(tied)
   # Nor does transformers read it beside a classifier's own.
