@@ -16,20 +16,8 @@ from config import (
   training_plan,
 )
 from config.bert_config import BertConfig, read_bert
-from config.lr_schedule import (
-  LR_SCALINGS,
-  POWERS,
-  SCHEDULES,
-  Schedule,
-  scale_peak,
-)
-from config.precision import (
-  AUTO,
-  PARTS,
-  TYPES,
-  LossScaleConfig,
-  types_of_parts,
-)
+from config.lr_schedule import LR_SCALINGS, SCHEDULES, Schedule, scale_peak
+from config.precision import AUTO, PARTS, TYPES, LossScaleConfig, types_of_parts
 from config.stages import Growth
 from records import data_set, masking, record_files, record_order
 
@@ -226,10 +214,11 @@ class RunConfig:
           f"--{name}={value}: TensorFlow finds no checkpoint under a name with "
           "one of *?[]\\"
         )
-    ends_flat = self.lr_schedule.startswith("wsd")
+    _, form = SCHEDULES[self.lr_schedule]
     for name, is_read in (
-      ("num_decay_steps", ends_flat), ("lr_power", self.lr_schedule in POWERS)
-    ):  # fmt: skip
+      ("num_decay_steps", form in ("line", "sqrt")),
+      ("lr_power", form == "poly"),
+    ):
       if getattr(self, name) is not None and not is_read:
         raise UserError(
           f"--{name}={getattr(self, name)} has no meaning for "
