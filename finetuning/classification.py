@@ -28,7 +28,6 @@ PREDICTIONS_FILE = "predictions.tsv"
 # In labels in that file: separators and the escape character itself.
 _ESCAPES = str.maketrans({"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r"})
 
-DEFAULT_THRESHOLD = 0.5  # transformers' choice: a logit of 0
 _ACCURACY, _CORRELATIONS = ("accuracy",), ("pearson", "spearman")
 
 
@@ -418,7 +417,7 @@ class LabelBehaviour(Behaviour):
     if not context.task.get("multi_label"):
       label = names[int(np.argmax(shares))]
       return {"label": label, "probabilities": shares_of}
-    threshold = context.task.get("label_threshold", DEFAULT_THRESHOLD)
+    threshold = context.task.get("label_threshold", metrics.THRESHOLD)
     labels = []
     for name in sorted(names, key=shares_of.__getitem__, reverse=True):
       if shares_of[name] > threshold:

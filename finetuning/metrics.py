@@ -4,6 +4,8 @@ import functools
 
 import numpy as np
 
+THRESHOLD = 0.5  # of a label, transformers' choice: a logit of 0
+
 
 def accuracy(targets, predicted) -> float:
   """Share of examples whose label is right."""
@@ -52,7 +54,7 @@ def best_threshold(targets, shares) -> float:
   """The share above which labels count, for the highest F1 over all of them.
 
   targets and shares: [examples, labels]. It is halfway between two neighbouring
-  shares, the higher of equally good ones; 0.5 if they are no numbers.
+  shares, the higher of equally good ones; THRESHOLD if they are no numbers.
   """
   order = np.argsort(-shares, axis=None, kind="stable")
   falling, right = shares.ravel()[order], targets.ravel()[order]
@@ -62,4 +64,4 @@ def best_threshold(targets, shares) -> float:
   scores = 2.0 * hits / (np.arange(1, len(hits) + 1) + hits[-1])
   scores[falling == following] = 0.0  # nothing lies between them
   best = np.argmax(scores)
-  return float(np.nan_to_num((falling[best] + following[best]) / 2, nan=0.5))
+  return float(np.nan_to_num((falling + following)[best] / 2, nan=THRESHOLD))

@@ -10,11 +10,7 @@ from common import tensorflow_v1 as later
 from common.errors import DataError
 from corpus import tables
 from finetuning import metrics
-from finetuning.classification import (
-  DEFAULT_THRESHOLD,
-  Classification,
-  ClassifierConfig,
-)
+from finetuning.classification import Classification, ClassifierConfig
 from finetuning.labels import identity
 
 _THRESHOLD = "label_threshold"
@@ -39,7 +35,7 @@ class MultiLabel(Classification):
     self._threshold = config.label_threshold
     self._chooses = config.do_train and self._threshold is None
     if self._threshold is None:
-      self._threshold = DEFAULT_THRESHOLD
+      self._threshold = metrics.THRESHOLD
 
   def labels_of_data(self):
     path, labels = self.config.path("train"), list[str]()

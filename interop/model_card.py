@@ -11,7 +11,7 @@ from checkpoints import checkpoint_files, description, metrics
 from checkpoints.description import Description
 from common import files
 from config.optimizers import AVERAGE
-from finetuning.classification import DEFAULT_THRESHOLD
+from finetuning.metrics import THRESHOLD
 from model.tasks import EMBEDDER, EMBEDDING, HEADS, MASKED_LM, SIDES
 
 CARD_FILE = "README.md"
@@ -89,11 +89,9 @@ def write(
   task, architecture = model.task, config["architectures"][0]
   parameters = sum(value.size for value in model.values.values())
   _, _, use = architecture.partition("For")
-  pipeline = _PIPELINES.get(use, "feature-extraction")
-  library, usage = "transformers", _usage(pipeline, task, mask)
+  library, pipeline = "transformers", _PIPELINES.get(use, "feature-extraction")
   if task.get("task") == EMBEDDER:
     library, pipeline = "sentence-transformers", EMBEDDING.pipeline
-    usage = _use_for_vectors(task)
   header = {
     "library_name": library, "license": licence,
     "language": list(languages), "pipeline_tag": pipeline,
@@ -115,7 +113,7 @@ def write(
   if task.get("labels"):
     lines.append(f"Labels: {', '.join(map(_cell, task['labels']))}.")
   if task.get("multi_label"):
-    threshold = task.get("label_threshold", DEFAULT_THRESHOLD)
+    threshold = task.get("label_threshold", THRESHOLD)
     lines.append(
       "Each label is decided by itself, so a text may have several, or none: "
       f"those with a sigmoid score above {threshold:.4g}."
@@ -124,7 +122,7 @@ def write(
     lines.append(_vectors(task, config["hidden_size"]))
   if licence == "unknown":
     lines += ["", "The licence is not stated: set `license` above."]
-  lines += ["", "## Use", "", usage, "", _TRAIN_ON]
+  lines += ["", "## Use", "", _usage(pipeline, task, mask), "", _TRAIN_ON]
   lines += _tables([model.source.path, *model.others], model.is_average)
   card = "\n".join(lines) + "\n"
   files.write(path, card.encode(errors="backslashreplace"))
@@ -156,18 +154,16 @@ def _tables(inputs: Sequence[str], is_average: bool) -> list[str]:
 def _usage(pipeline: str, task: dict, mask: str) -> str:
   if pipeline == "question-answering":
     return _USE_FOR_QUESTIONS
+  if pipeline == EMBEDDING.pipeline:
+    prompts = task.get("prompts", {})
+    names = [f', prompt_name="{s}"' if prompts.get(s) else "" for s in SIDES]
+    is_dot = task.get("similarity") == "dot"
+    return _USE_FOR_VECTORS.format(*names, "dot_score" if is_dot else "cos_sim")
   text = f"... {mask} ..." if pipeline == "fill-mask" else "..."
   options = _OPTIONS.get(pipeline, "")
   if task.get("multi_label"):
     options = _OPTIONS_OF_SETS
   return _USE.format(pipeline, options, text)
-
-
-def _use_for_vectors(task: dict) -> str:
-  prompts = task.get("prompts", {})
-  names = [f', prompt_name="{s}"' if prompts.get(s) else "" for s in SIDES]
-  is_dot = task.get("similarity") == "dot"
-  return _USE_FOR_VECTORS.format(*names, "dot_score" if is_dot else "cos_sim")
 
 
 def _vectors(task: dict, width: int) -> str:
