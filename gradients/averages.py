@@ -4,7 +4,7 @@ It is a function of the weights alone, which all ranks have after each update,
 so it is the same over any number of ranks, however they share an update's work.
 """
 
-from common.tensorflow_v1 import OPTIONAL_VARIABLES, tf
+from common.tensorflow_v1 import tf
 from config import execution
 from config.optimizers import AVERAGE
 from gradients import moments
@@ -32,18 +32,15 @@ class Averages:
   def __init__(self, span: int, most: int):
     """With a sample for each `most` updates, so that no evaluation lacks it."""
     self._span, self._every = span, max(1, min(span // _SAMPLES, most))
-    self._samples = moments.state("averages/samples")
+    self._samples = moments.optional_state("averages/samples")
     self._pairs = []
     for weights in tf.trainable_variables():
       name = f"{moments.variable_name(weights)}/{AVERAGE}"
-      average = moments.state(name, weights.shape.as_list())
+      average = moments.optional_state(name, weights.shape.as_list())
       self._pairs.append((average, weights))
       cut = cut_of(weights)
       if cut:
         tf.add_to_collection(SLICED, cut._replace(variable=average))
-    self.variables = [average for average, _ in self._pairs]
-    for variable in (self._samples, *self.variables):
-      tf.add_to_collection(OPTIONAL_VARIABLES, variable)
     tf.add_to_collection(AVERAGES, self)
 
   def begin_op(self) -> tf.Operation:

@@ -7,7 +7,7 @@ import math
 import re
 from typing import Any, NamedTuple
 
-from common.tensorflow_v1 import tf
+from common.tensorflow_v1 import OPTIONAL_VARIABLES, tf
 from gradients.layout import VariableLayout
 
 # The graph's collection of all slots' variables.
@@ -23,6 +23,13 @@ def state(name: str, shape=(), dtype=tf.float32, initial=None) -> tf.Variable:
   """A variable of checkpoints that is not trained; at first 0 or `initial`."""
   initial = initial or tf.zeros_initializer()
   return tf.get_variable(name, shape, dtype, initial, trainable=False)
+
+
+def optional_state(name: str, shape=(), initial=None) -> tf.Variable:
+  """`state` of float32 that a checkpoint may lack."""
+  variable = state(name, shape, initial=initial)
+  tf.add_to_collection(OPTIONAL_VARIABLES, variable)
+  return variable
 
 
 class Slot(NamedTuple):

@@ -8,7 +8,7 @@ it missed is added to the next update's gradient (error feedback).
 import zlib
 from collections.abc import Sequence
 
-from common.tensorflow_v1 import OPTIONAL_VARIABLES, tf
+from common.tensorflow_v1 import tf
 from gradients import all_reduce, moments, sharded_variables
 
 # Compress a matrix only if its factors are at least this many times smaller.
@@ -98,12 +98,10 @@ class PowerSGD(all_reduce.AllReduce):
     n, m = weight.shape.as_list()
     seed = zlib.crc32(name.encode()) & 0x7FFFFFFF
     random = tf.random_normal_initializer(seed=seed)
-    error = moments.state(f"{name}/{ERROR}", [n, m])
-    basis = moments.state(f"{name}/{BASIS}", [m, self._rank], initial=random)
+    error = moments.optional_state(f"{name}/{ERROR}", [n, m])
     tf.add_to_collection(sharded_variables.SUMMED, error)
-    for variable in (error, basis):
-      tf.add_to_collection(OPTIONAL_VARIABLES, variable)
-    return error, basis
+    shape = [m, self._rank]
+    return error, moments.optional_state(f"{name}/{BASIS}", shape, random)
 
   def after_update(self, finite):
     share = 1.0 / self.comm.size

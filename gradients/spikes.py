@@ -1,6 +1,6 @@
 """Updates whose gradient's norm or loss is far above those of recent ones."""
 
-from common.tensorflow_v1 import OPTIONAL_VARIABLES, tf
+from common.tensorflow_v1 import tf
 from gradients import moments
 
 # Updates of which mean and deviation are known; the first ones are not judged.
@@ -23,7 +23,7 @@ class SpikeGuard:
     self._limit = deviations
     self._norms = _Recent("recent", began)
     self._losses = _Recent("recent_losses", began)
-    self._row = _variable("in_a_row", [])
+    self._row = moments.optional_state("spike_guard/in_a_row")
 
   def heights(self, norm, loss) -> tf.Tensor:
     """float [2]: deviations of a spike's norm and loss above the means.
@@ -53,7 +53,7 @@ class _Recent:
   """Mean and variance of a value's logarithm over recent updates."""
 
   def __init__(self, name: str, began: int):
-    self._state = _variable(name, [3])
+    self._state = moments.optional_state(f"spike_guard/{name}", [3])
     step = tf.convert_to_tensor(tf.train.get_or_create_global_step())
     state = tf.convert_to_tensor(self._state)
     self._before = tf.where(tf.equal(step, began), tf.zeros([3]), state)
@@ -73,13 +73,6 @@ class _Recent:
     variance = (1.0 - 1.0 / count) * (self._variance + change**2 / count)
     after, is_known = tf.stack([mean, variance, count]), tf.is_finite(value)
     return self._state, tf.where(applied & is_known, after, self._before)
-
-
-def _variable(name: str, shape: list) -> tf.Variable:
-  """A part of the guard's state, of 0 in a folder that has none."""
-  variable = moments.state(f"spike_guard/{name}", shape)
-  tf.add_to_collection(OPTIONAL_VARIABLES, variable)
-  return variable
 
 
 def _log(value) -> tf.Tensor:
