@@ -108,15 +108,13 @@ def expect(value, form, name: str = "") -> None:
   elif isinstance(form, list) and isinstance(value, list):
     for number, item in enumerate(value):
       expect(item, form[0], f"{name}[{number}]")
-  elif isinstance(form, tuple):
+  else:
     # The first form of the same kind, if any, says what is wrong inside.
-    for choice in form:
+    for choice in form if isinstance(form, tuple) else (form,):
       if _fits(value, choice):
         return
       if isinstance(choice, (dict, list)) and type(choice) is type(value):
         return expect(value, choice, name)
-    raise ValueError(f"{name or 'it'} is {value!r}, not {_in_words(form)}")
-  elif not _fits(value, form):
     raise ValueError(f"{name or 'it'} is {value!r}, not {_in_words(form)}")
 
 
