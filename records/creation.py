@@ -196,7 +196,7 @@ class _Creation(NamedTuple):
     before = set(os.listdir(chunks))
     # Chunks are joined while later ones are being made.
     phase = shared_work.Phase(tasks, self.work)
-    join = functools.partial(self._join, phase, pieces, before)
+    join = functools.partial(self._join, phase, before)
     what = "another worker to put the tokens together"
     task = leases.Task(counts_file, join)
     kept = self.work.once(task, what, phase.keep_going)
@@ -214,11 +214,7 @@ class _Creation(NamedTuple):
     return counts, kept or 0
 
   def _join(
-    self,
-    phase: shared_work.Phase,
-    pieces: list[text_files.Piece],
-    before: set[str],
-    output: str,
+    self, phase: shared_work.Phase, before: set[str], output: str
   ) -> int:
     """Makes the store, with the counts `output`; bytes that were `before`."""
     settings, done, kept = self.settings, 0, 0
@@ -228,7 +224,7 @@ class _Creation(NamedTuple):
     encoder = token_store.load_tokenizer(self.tokenizer)
     # Progress is in bytes on disk: what compressed text holds is not known.
     total = 0
-    for path in {piece.path for piece in pieces}:
+    for path in self.inputs:
       total += stores.at(path).state()[0]
     with (
       token_store.StoreWriter(
