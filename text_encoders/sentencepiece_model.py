@@ -4,15 +4,9 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import tokenizers
 from sentencepiece.sentencepiece_model_pb2 import ModelProto
-from tokenizers import (
-  Regex,
-  Tokenizer,
-  decoders,
-  models,
-  normalizers,
-  pre_tokenizers,
-)
+from tokenizers import Regex, Tokenizer, normalizers
 
 from common import input_files
 from common.errors import DataError
@@ -173,7 +167,7 @@ class SentencePieceEncoder(base.Encoder):
         "and the checkpoint that it writes without this file beside it"
       )
     pieces = [(piece.piece, piece.score) for piece in model.pieces]
-    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=self.unk_id))
+    tokenizer = Tokenizer(tokenizers.models.Unigram(pieces, unk_id=self.unk_id))
     steps = [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
     charsmap = normalization.precompiled_charsmap
     if charsmap:
@@ -181,6 +175,6 @@ class SentencePieceEncoder(base.Encoder):
     if self.do_lower_case:
       steps = [FINAL_SIGMA, normalizers.Lowercase(), *steps]
     tokenizer.normalizer = normalizers.Sequence(steps)
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    tokenizer.decoder = tokenizers.decoders.Metaspace()
     return tokenizer
