@@ -264,7 +264,7 @@ def _sign_chunk(
   # Documents that hold text of an evaluation set are removed.
   is_evaluated = np.zeros(len(texts), bool)
   if rules.evaluation_sets:
-    ngrams = evaluation_ngrams(rules.evaluation_sets, rules.form)
+    ngrams = evaluation_ngrams(rules)
     is_evaluated = near_duplicates.overlaps(texts, ngrams)
   ids, kept, keys, removed = [], [], [], []
   names = source.texts("ids")
@@ -291,12 +291,10 @@ def _key(text: bytes) -> int:
 
 
 @functools.lru_cache(1)
-def evaluation_ngrams(
-  pieces: tuple[text_files.Piece, ...], form: documents.DocumentFormat
-) -> np.ndarray:
+def evaluation_ngrams(rules: Rules) -> np.ndarray:
   """The n-grams of evaluation sets, as `near_duplicates.overlaps` wants."""
-  texts = []
-  for text in documents.read_strings(pieces, form.of_all_strings()):
+  texts, form = [], rules.form.of_all_strings()
+  for text in documents.read_strings(rules.evaluation_sets, form):
     if text.strip():
       texts.append(text_files.only_text(text).encode())
   size = near_duplicates.EVALUATION_WORDS

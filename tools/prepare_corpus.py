@@ -167,51 +167,38 @@ def prepare(
   settings: CorpusSettings, worker: work_dir.Worker | None = None
 ) -> list[str] | None:
   """Writes the corpus; the worker that moves the files gets lines to print."""
-  if settings.corpus:
-    sources = documents.expand_patterns(settings.corpus)
-  else:
+  sources = documents.expand_patterns(settings.corpus)
+  if not settings.corpus:
     sources = [documents.Source(wikipedia_leads(settings.cache_dir))]
   paths = sorted({source.path for source in sources})
-  train = settings.output(cleaning.TRAIN)
   # All that the user may have to change is found before any work is done.
-  rules = settings.rules()
-  cleaning.evaluation_ngrams(rules.evaluation_sets, rules.form)
+  rules, facts = settings.rules(), _facts(settings, paths)
+  cleaning.evaluation_ngrams(rules)
+  pieces = documents.split_into_pieces(sources, settings.form)
   # A dry run reads pieces from all over the text.
-  all_pieces = documents.split_into_pieces(sources, settings.form)
-  pieces = all_pieces
   if settings.dry_run:
-    pieces = pieces[:: -(-len(pieces) // _SAMPLE_PIECES)]
+    whole = len(pieces)
+    pieces = pieces[:: -(-whole // _SAMPLE_PIECES)]
+    note = f"{len(pieces)} of {whole} pieces of the text: no corpus was written"
+    facts.insert(0, ("a sample", note))
   evaluated = dict.fromkeys(piece.path for piece in rules.evaluation_sets)
-  names = cleaning.HELDOUT, cleaning.REMOVED, cleaning.REPORT
-  names += cleaning.TRAIN, config_beside(cleaning.TRAIN)
+  names = [cleaning.HELDOUT, cleaning.REMOVED, cleaning.REPORT]
+  names += [cleaning.TRAIN, config_beside(cleaning.TRAIN)]
   written = [settings.output(name).name for name in names]
   input_files.check_not_written(paths, "--corpus", *written)
   input_files.check_not_written(evaluated, "--decontaminate", *written)
-  sample = (len(pieces), len(all_pieces)) if settings.dry_run else None
-  facts = _facts(settings, paths, sample)
   states = states_of([*paths, *evaluated])
 
   def make(work: SharedWork) -> list[str]:
     folder, summary = cleaning.clean(work, pieces, rules)
     expect_unchanged(states)
     work.await_publishing()
-    _write_report(summary, folder, settings, facts, rules.filters)
+    page = summary.page(facts, rules.filters.bounds())
+    _write_report(page, summary, folder, settings)
     if settings.dry_run:
       work.attempt.finish(outputs=[cleaning.REPORT])
-      return _lines(summary, settings)
-    names = [cleaning.TRAIN, cleaning.REMOVED]
-    is_english = settings.language == "en"
-    # Without this file the vocabulary of a corpus is lower-cased.
-    if not is_english or tokenizer_files.case_beside(train.name) is False:
-      names.append(config_beside(cleaning.TRAIN))
-      case = {"do_lower_case": is_english}
-      json_files.write(os.path.join(folder, names[-1]), case)
-    # Beside a new train.txt an old heldout.txt would hold what is trained on:
-    # so it goes first and comes last.
-    moves = []
-    for name in (*names, cleaning.HELDOUT):
-      moves.append((os.path.join(folder, name), settings.output(name)))
-    work.publish(moves)
+    else:
+      _publish(work, folder, settings)
     return _lines(summary, settings)
 
   # All that decides the files: a command with the same plan resumes.
@@ -222,22 +209,34 @@ def prepare(
     "dry_run": settings.dry_run,
     "version": _PLAN_VERSION,
   }
-  job = work_dir.Job(
-    train.work_folder(), plan, "--output_dir", settings.output_dir
-  )
+  aside = settings.output(cleaning.TRAIN).work_folder()
+  job = work_dir.Job(aside, plan, "--output_dir", settings.output_dir)
   return share(make, job, worker, settings.workers.num_workers)
 
 
+def _publish(work: SharedWork, folder: str, settings: CorpusSettings) -> None:
+  """Moves the files of the corpus from `folder` to where they belong."""
+  names = [cleaning.TRAIN, cleaning.REMOVED]
+  train, is_english = settings.output(names[0]).name, settings.language == "en"
+  # Without this file the vocabulary of a corpus is lower-cased.
+  if not is_english or tokenizer_files.case_beside(train) is False:
+    names.append(config_beside(cleaning.TRAIN))
+    case = {"do_lower_case": is_english}
+    json_files.write(os.path.join(folder, names[-1]), case)
+  # Beside a new train.txt an old heldout.txt would hold what is trained on: so
+  # it goes first and comes last.
+  moves = []
+  for name in (*names, cleaning.HELDOUT):
+    moves.append((os.path.join(folder, name), settings.output(name)))
+  work.publish(moves)
+
+
 def _write_report(
-  summary: Summary,
-  folder: str,
-  settings: CorpusSettings,
-  facts: list[tuple[str, str]],
-  used: filters.Filters,
+  page: str, summary: Summary, folder: str, settings: CorpusSettings
 ) -> None:
   """Writes the page; DataError if there is no corpus, with the reasons."""
   report = settings.output(cleaning.REPORT)
-  report.write(summary.page(facts, used.bounds()).encode())
+  report.write(page.encode())
   if not summary.problem:
     return
   # Beside an earlier corpus its own list stays.
@@ -248,9 +247,7 @@ def _write_report(
   raise errors.DataError(f"{reasons}: see {report.name}")
 
 
-def _facts(
-  settings: CorpusSettings, paths: list[str], sample: tuple[int, int] | None
-) -> list[tuple[str, str]]:
+def _facts(settings: CorpusSettings, paths: list[str]) -> list[tuple[str, str]]:
   """The rows of the report that say what was done, when and by what."""
   words = ["python", "-m", "tools.prepare_corpus", *sys.argv[1:]]
   versions = [f"Python {platform.python_version()}"]
@@ -259,7 +256,7 @@ def _facts(
       versions.append(f"{name} {importlib.metadata.version(name)}")
   size = sum(stores.at(path).state()[0] for path in paths)
   names = f"{paths[0]} ... {paths[-1]}" if len(paths) > 1 else paths[0]
-  facts = [
+  return [
     ("command", shlex.join(words)),
     ("text", f"{counted(len(paths), 'file')}, {size / 1e6:,.1f} MB: {names}"),
     ("date", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())),
@@ -271,11 +268,6 @@ def _facts(
     ("evaluation sets", settings.decontaminate or "none"),
     ("held out", f"{settings.heldout_fraction:g}"),
   ]
-  if sample:
-    part, whole = sample
-    note = f"{part} of {whole} pieces of the text: no corpus was written"
-    facts.insert(0, ("a sample", note))
-  return facts
 
 
 def _lines(summary: Summary, settings: CorpusSettings) -> list[str]:
