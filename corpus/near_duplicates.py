@@ -359,7 +359,7 @@ def edges(
   # Of equal sets only the first is compared, if another has its key.
   table, is_new_key = table[:, is_new_set], is_new_key[is_new_set]
   table = table[:, ~(is_new_key & np.append(is_new_key, True)[1:])]
-  shingles = _read_shingles(folders, *table[[1, 4, 5]].astype(np.int64))
+  shingles = _read_shingles(folders, table)
   members = zip(table[0].tolist(), table[3].tolist(), shingles, strict=True)
   pairs: list[tuple[int, int]] = []
   for _, group in itertools.groupby(members, operator.itemgetter(0)):
@@ -397,12 +397,10 @@ def differs(rows: np.ndarray) -> np.ndarray:
 
 
 def _read_shingles(
-  folders: Sequence[str],
-  sizes: np.ndarray,
-  pieces: np.ndarray,
-  begins: np.ndarray,
+  folders: Sequence[str], table: np.ndarray
 ) -> Iterator[np.ndarray]:
-  """The shingles of documents, in order; only some are in memory at a time."""
+  """The shingles of `_read_part`'s documents; a few are in memory at a time."""
+  sizes, pieces, begins = table[[1, 4, 5]].astype(np.int64)
   # Not mapped: mapped pages count as memory.
   item = _SHINGLE_TYPE.itemsize
   reads = np.cumsum(sizes) // _READ_SHINGLES
