@@ -226,12 +226,9 @@ def _spelled(
 
 
 def survey_file(
-  path: str,
-  info: tfrecord.ShardInfo | None,
-  features: Features,
-  most: int | None,
+  path: str, info: tfrecord.ShardInfo | None, features: Features, most: int
 ) -> Counter | DataError:
-  """Counts what a file holds, verified, or a sample of `most` records."""
+  """Counts what a sample of `most` records holds; 0: the file, verified."""
   try:
     if not most:
       tfrecord.verify_file(path, info)
@@ -264,7 +261,7 @@ def survey(
 ) -> Counter:
   """The sum of `survey_file` over undamaged files; reports errors on stderr."""
   count = min(num_workers or available_cores(), len(paths))
-  most = None if verify else math.ceil(_SURVEYED / len(paths))
+  most = 0 if verify else math.ceil(_SURVEYED / len(paths))
   megabytes = [stores.at(path).state()[0] / 1e6 for path in paths]
   total: Counter = Counter()
   done = 0.0
