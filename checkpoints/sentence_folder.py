@@ -149,16 +149,14 @@ def _length(encoder: str) -> int:
   """The most tokens of a text that the encoder's files say."""
   # Older files are called sentence_roberta_config.json and the like.
   pattern = os.path.join(glob.escape(encoder), "sentence_*_config.json")
-  lengths = []
+  tokenizer, lengths = _read(encoder, TOKENIZER_CONFIG_FILE, {}), []
   for path in glob.glob(pattern):
     known = _read(encoder, os.path.basename(path), _LENGTH)
     lengths.append(known.get("max_seq_length"))
-    config = _read(encoder, TOKENIZER_CONFIG_FILE, {})
     # With a tokenizer that lower-cases anyway it says nothing.
-    if known.get("do_lower_case") and not config.get("do_lower_case"):
+    if known.get("do_lower_case") and not tokenizer.get("do_lower_case"):
       problem = "do_lower_case is true, but not its tokenizer's"
       raise DataError(f"{path}: {_PROBLEM.format(problem)}")
-  tokenizer = _read(encoder, TOKENIZER_CONFIG_FILE, {})
   lengths.append(tokenizer.get("model_max_length"))
   return int(next(filter(None, lengths), sys.maxsize))
 
