@@ -55,7 +55,8 @@ def task_differences(task: dict, other: dict) -> list[str]:
   # An older task.json does not say these, which is no difference.
   newer, differing = ("objective", "segment_ids"), []
   # Each training chooses a threshold, and the first one's stays.
-  for key in sorted((task.keys() | other.keys()) - {"label_threshold"}):
+  ignored = {"label_threshold", *agreement.OF_FILES}
+  for key in sorted((task.keys() | other.keys()) - ignored):
     values = task.get(key), other.get(key)
     if values[0] != values[1] and not (key in newer and None in values):
       differing.append(key)
@@ -105,10 +106,7 @@ def _is_same(path: str, content: bytes, model: Model) -> bool:
   if name == CONFIG_FILE:
     bert = about.bert
     return bert is not None and not bert.differences(model.source.bert)
-  task = {**about.task}
-  for key in agreement.OF_FILES:
-    task.pop(key, None)
-  return not task_differences(task, model.task)
+  return not task_differences(about.task, model.task)
 
 
 def write_folder(
