@@ -65,7 +65,7 @@ class Reporter:
     self._parts["input"] += waited
     self._parts["all_reduce"] += reduced
     self._parts["step"] += max(0.0, seconds - waited - known)
-    counts = {
+    counts: dict = {
       "updates": 1,
       "flops": sum(n * float(sums[name]) for name, n in task.flops.items()),
       "seconds": seconds,
@@ -77,6 +77,7 @@ class Reporter:
       counts["tokens_in_positions"] = counts["tokens"]
     self._now.update(counts)
     self._all.update(counts)
+    self._last = counts
 
   def _rates(self) -> dict:
     """Speeds since the last report; None if all micro-batches were dropped."""
@@ -92,11 +93,7 @@ class Reporter:
     the previous report, after `count` of this update. The seconds add up to
     that time, except for about a millisecond an update.
     """
-    task, sums = self._task, update["sums"]
-    padded = None  # unknown for a dropped micro-batch
-    if not update["dropped_micro_batches"]:
-      positions = update["records"] * task.positions
-      padded = padding(float(sums["tokens"]), positions)
+    task, sums, last = self._task, update["sums"], self._last
     # An update that was skipped has no factors, nor has AdamW.
     trust_ratios, ratios = {}, update["trust_ratios"]
     if len(ratios) and not update["skipped"]:
@@ -127,7 +124,7 @@ class Reporter:
       "dropped_micro_batches": int(update["dropped_micro_batches"]),
       **trust_ratios,
       "examples": task.plan.examples_before(step),
-      "padding": padded,
+      "padding": padding(last["tokens"], last.get("positions", 0)),
       **self._rates(),
       **arithmetic,
       **known,
