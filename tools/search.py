@@ -73,7 +73,7 @@ class SearchSettings(embed.ModelSettings):
 class Reranker:
   """Orders texts by a model that reads each together with the query."""
 
-  def __init__(self, settings: SearchSettings):
+  def __init__(self, settings: SearchSettings, documents: texts.OnDisk):
     source = model_source.find(str(settings.rerank))
     task = source.task
     labels = task.get("labels") or [""]
@@ -90,17 +90,22 @@ class Reranker:
       )
     self._label = labels.index(label) - len(labels)
     self._predictor = predictions.load(source)
+    self._documents, self.depth = documents, settings.rerank_depth
 
-  def order(self, query: str, candidates: list[str]) -> np.ndarray:
-    """float32 [n]: a score of each text."""
-    scores = []
-    # An empty text is no text of a pair for the model.
-    pairs = [(query, text or ".") for text in candidates]
-    for answer in self._predictor.answers(pairs):
+  def order(self, query: str, scores: np.ndarray, numbers: np.ndarray) -> None:
+    """Orders a query's first documents, in place; others stay behind these."""
+    first, pairs = numbers[: self.depth], []
+    for number in first:
+      # An empty text is no text of a pair for the model.
+      pairs.append((query, self._documents.text(number) or "."))
+    new = np.empty(len(first), np.float32)
+    for row, answer in enumerate(self._predictor.answers(pairs)):
       shares = answer.get("probabilities")
-      value = [*shares.values()][self._label] if shares else answer["value"]
-      scores.append(value)
-    return np.array(scores, np.float32)
+      new[row] = [*shares.values()][self._label] if shares else answer["value"]
+    order = np.argsort(-new, kind="stable")
+    scores[: len(first)], numbers[: len(first)] = new[order], first[order]
+    rest = scores[len(first) :]
+    rest[:] = new.min() - 1 - np.arange(len(rest))
 
 
 class Search:
@@ -109,8 +114,9 @@ class Search:
   def __init__(
     self, settings: SearchSettings, model: str, documents: texts.OnDisk
   ):
-    self._documents, self._depth = documents, settings.rerank_depth
-    self._reranker = Reranker(settings) if settings.rerank else None
+    self._reranker = None
+    if settings.rerank:
+      self._reranker = Reranker(settings, documents)
     self._embedder = settings.open(model)
     size = len(documents), self._embedder.size
 
@@ -131,27 +137,15 @@ class Search:
 
   def find(self, queries: list[str], k: int) -> tuple[np.ndarray, np.ndarray]:
     """Scores, float32 [q, k], and documents' numbers, the best first."""
-    most = max(k, self._depth if self._reranker else 0)
+    most = max(k, self._reranker.depth if self._reranker else 0)
     vectors = self._embedder.embed(queries, QUERY)
     scores, numbers = self._nearest(vectors, k=most)
     if self._reranker:
       with Progress("re-ranking", len(queries), "queries") as bar:
         for row, query in enumerate(queries):
-          self._rerank(self._reranker, query, scores[row], numbers[row])
+          self._reranker.order(query, scores[row], numbers[row])
           bar.at(row + 1)
     return scores[:, :k], numbers[:, :k]
-
-  def _rerank(
-    self, model: Reranker, query: str, scores: np.ndarray, numbers: np.ndarray
-  ) -> None:
-    """Orders the first candidates, in place; others stay behind these."""
-    first = numbers[: self._depth]
-    candidates = [*map(self._documents.text, first)]
-    new = model.order(query, candidates)
-    order = np.argsort(-new, kind="stable")
-    scores[: len(first)], numbers[: len(first)] = new[order], first[order]
-    rest = scores[len(first) :]
-    rest[:] = new.min() - 1 - np.arange(len(rest))
 
 
 def _read_vectors(path: str, size: tuple[int, int]) -> np.ndarray:
