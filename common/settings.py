@@ -180,9 +180,8 @@ def check(settings) -> None:
   """Raises `UserError` for a value that its field or another one forbids."""
   used: dict[str, Setting] = {}
   for _, one in _declared(type(settings)):
-    if one is None:  # a dataclass, which has checked itself
-      continue
-    if getattr(settings, one.name) not in (None, one.default):
+    # None is a dataclass, which has checked itself.
+    if one and getattr(settings, one.name) not in (None, one.default):
       used[one.name] = one
   for one in used.values():
     if one.needs and one.needs not in used:
@@ -245,7 +244,7 @@ def present(values: flags.FlagValues) -> dict[str, Any]:
 
 def from_flags(kind: Any, values: flags.FlagValues):
   """The checked settings of a command, with the defaults of its flags."""
-  return make(kind, {name: values[name].value for name in values}, {})
+  return make(kind, values.flag_values_dict(), {})
 
 
 def make(kind: Any, values: dict, contents: dict):
