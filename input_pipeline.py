@@ -107,10 +107,8 @@ class Source:
           f"tokens, but the BERT config has vocab_size={shape.vocab_size} (see "
           f"{where}): use the config of that vocabulary"
         )
-      facts = {
-        "vocabulary": agreement.vocabulary(tokenizer),
-        "masking": manifest.masking,
-      }
+      facts = {"vocabulary": agreement.vocabulary(tokenizer)}
+      facts["masking"] = manifest.masking
       if manifest.masking == "dynamic":
         for name in ("masked_lm_prob", "do_whole_word_mask"):
           facts[name] = manifest.settings.get(name, False)

@@ -445,9 +445,8 @@ class PretrainingConfig(RunConfig):
     width = self.stage_bert.hidden_size
     if is_informed and width % 2:
       raise UserError(
-        f"--initial_weights=informed: the BERT config's hidden_size="
-        f"{width} is odd, and sinusoids come in pairs: use "
-        "--initial_weights=random"
+        f"--initial_weights=informed: the BERT config's hidden_size={width} is "
+        "odd, and sinusoids come in pairs: use --initial_weights=random"
       )
     for flag in ("cooldown_from", "stages"):
       if getattr(self, flag) and not (self.do_train or self.dry_run):

@@ -18,7 +18,7 @@ def deal(sizes: Sequence[int], ranks: int) -> list[int]:
   """The rank that gets each item: the largest first, to who has least."""
   owners = [0] * len(sizes)
   loads = [(0, rank) for rank in range(ranks)]  # a heap
-  for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+  for index in np.argsort(np.negative(sizes), kind="stable"):
     load, owners[index] = loads[0]
     heapq.heapreplace(loads, (load + sizes[index], owners[index]))
   return owners
