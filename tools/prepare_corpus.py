@@ -167,8 +167,9 @@ def prepare(
   settings: CorpusSettings, worker: work_dir.Worker | None = None
 ) -> list[str] | None:
   """Writes the corpus; the worker that moves the files gets lines to print."""
-  sources = documents.expand_patterns(settings.corpus)
-  if not settings.corpus:
+  if settings.corpus:
+    sources = documents.expand_patterns(settings.corpus)
+  else:
     sources = [documents.Source(wikipedia_leads(settings.cache_dir))]
   paths = sorted({source.path for source in sources})
   # All that the user may have to change is found before any work is done.
