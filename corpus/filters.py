@@ -141,7 +141,8 @@ class _Measure(NamedTuple):
 
   of: Callable[..., float]
   options: dict[str, Any] = {}  # of the filter, with their types
-  is_bound: bool = False  # a text's number is at least that of its every line
+  # A number of a document that is an upper bound of its lines' numbers.
+  bound: Callable[[_Document], float] | None = None
 
 
 def _signs_per_word(*signs: str) -> _Measure:
@@ -253,6 +254,14 @@ def _language_model():
   return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
 
 
+def _line(form: str, split: Callable, function: Callable) -> _Measure:
+  """function(split(line)); the same of a document's `form` is the bound."""
+  return _Measure(
+    lambda line: function(split(line)),
+    bound=lambda document: function(getattr(document, form)),
+  )
+
+
 _NGRAM_SIZE = {"size": range(2, 101)}
 _DOCUMENTS = {
   "lines": _Measure(lambda document: len(document.lines)),
@@ -297,11 +306,11 @@ _LINES = {
     lambda line: line.endswith(_TERMINAL) and not line.endswith(_ELLIPSIS)
   ),
   "line_words": _Measure(lambda line: len(line.split())),
-  "line_longest_word": _Measure(
-    lambda line: max(map(len, line.split()), default=0), is_bound=True
+  "line_longest_word": _line(
+    "words", str.split, lambda words: max(map(len, words), default=0)
   ),
-  "line_policy": _Measure(
-    lambda line: sum(map(line.lower().count, _POLICY)), is_bound=True
+  "line_policy": _line(
+    "lower", str.lower, lambda text: sum(map(text.count, _POLICY))
   ),
 }
 
@@ -332,9 +341,9 @@ class _Filter(NamedTuple):
 
 class _LineFilter(_Filter):
   def apply(self, document: _Document, counts: "Counts") -> _Document | None:
-    low, high, (of, _, is_bound) = self.min, self.max, self.measure
+    low, high, (of, _, bound) = self.min, self.max, self.measure
     # Most documents pass without a look at each line.
-    if low == -math.inf and is_bound and of(document.text) <= high:
+    if low == -math.inf and bound and bound(document) <= high:
       return document
     left = []
     for line in document.all_lines:
