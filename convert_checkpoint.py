@@ -30,7 +30,6 @@ from common.model_files import TASK_FILE
 from common.settings import run_with, setting
 from config.precision import TYPES
 from interop import model_source, model_writing
-from interop.model_source import Source
 from interop.model_writing import Model, task_differences
 from model import huggingface_weights, tasks, weights
 from text_encoders import kinds
@@ -105,7 +104,7 @@ def read_model(settings: ConversionSettings, models: Sequence[str]) -> Model:
   return Model(first, task, mean.values, mean.left_out, more, average)
 
 
-def _task(source: Source, values: dict) -> dict:
+def _task(source: model_source.Source, values: dict) -> dict:
   """A model's task, also where only its weights say it."""
   # A published checkpoint has no task.json: its heads say what it is for.
   task = source.known_task

@@ -19,17 +19,10 @@ from checkpoints import agreement
 from common.errors import DataError
 from common.tensorflow_v1 import monotonic_seconds, tf
 from config import record_shapes
-from records import (
-  data_set,
-  masking,
-  record_files,
-  record_order,
-  record_report,
-  record_shape,
-  tf_example,
-  tfrecord,
-)
-from records.record_files import RecordFiles
+from records import data_set, masking, record_files, record_order, tfrecord
+from records.record_report import read_record
+from records.record_shape import RecordShape
+from records.tf_example import decode_example
 
 # Records of a rank to read at once: TensorFlow's and NumPy's calls take 0.4 ms,
 # masks 2 ms, and each record 7 us.
@@ -65,7 +58,7 @@ class Source:
   batch = staticmethod(pretraining_batch)
   weights = staticmethod(pretraining_weights)
 
-  def __init__(self, files: RecordFiles, shape: record_shape.RecordShape):
+  def __init__(self, files: record_files.RecordFiles, shape: RecordShape):
     """Checks the first record of each file."""
     self.files, self.shape = files, shape
     self.paths, self.manifests = files.paths, files.manifests
@@ -193,7 +186,7 @@ class Source:
         "copy the manifest with which they were made"
       )
     try:
-      record = record_report.read_record(self.set, number, features)
+      record = read_record(self.set, number, features)
     except DataError as e:
       raise DataError(
         f"{e} Copy NAME.manifest.json beside the records, or give "
@@ -215,7 +208,7 @@ class Source:
     # No manifest need say them; ten records of any text differ elsewhere.
     firsts, lasts = set[int](), set[int]()
     for number in range(min(10, len(self.set))):
-      record = tf_example.decode_example(self.set.read(number))
+      record = decode_example(self.set.read(number))
       tokens = record["input_ids"][record["input_mask"] > 0].tolist()
       firsts.update(tokens[:1])
       lasts.update(tokens[-1:])
@@ -272,7 +265,7 @@ def unused_rows(vocab_size: int, manifests: dict) -> list[str]:
   ]
 
 
-def _parse(tensors: Sequence, shape: record_shape.RecordShape) -> dict:
+def _parse(tensors: Sequence, shape: RecordShape) -> dict:
   """Parses, checks and masks: name -> int32 or float32 [n, ...].
 
   `tensors`: serialized records, int64 `masking.record_keys`, and float64 shares
@@ -500,7 +493,7 @@ def training_batches(
   )
 
 
-def fake_batch(shape: record_shape.RecordShape, count: int) -> dict:
+def fake_batch(shape: RecordShape, count: int) -> dict:
   """Random records with all predictions: name -> array [count, ...]."""
   # Always the same: what is measured on them can be compared.
   rng, most = np.random.default_rng(0), shape.max_predictions_per_seq

@@ -6,9 +6,9 @@ in which each part of the network computes. --precision sets that of the matrix
 multiplications; the other parts stay float32 unless --precision_policy says so.
 """
 
-import dataclasses
 import time
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,8 +19,7 @@ from config.pretraining import RunConfig
 _DTYPES = {"fp32": tf.float32, "fp16": tf.float16, "bf16": tf.bfloat16}
 
 
-@dataclasses.dataclass(frozen=True)
-class Policy:
+class Policy(NamedTuple):
   """The type in which each part computes."""
 
   embeddings: tf.DType = tf.float32  # lookup, sum, norm

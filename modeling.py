@@ -373,11 +373,9 @@ def get_masked_lm_output(
   )
   per_example_loss, _ = logits.losses_and_correct(label_ids)
   weights = tf.reshape(label_weights, [-1])
+  loss, _, total = weighted_sums(per_example_loss, None, weights)
   # google/bert's guard against a batch without masked positions.
-  loss = tf.reduce_sum(weights * per_example_loss) / (
-    tf.reduce_sum(weights) + 1e-5
-  )
-  return loss, per_example_loss, logits.log_probs()
+  return loss / (total + 1e-5), per_example_loss, logits.log_probs()
 
 
 def get_next_sentence_output(bert_config, input_tensor, labels):

@@ -12,16 +12,9 @@ from common.tensorflow_v1 import tf
 from config import execution, lr_schedule, optimizers, training_plan
 from config.exchange_config import AllreduceConfig
 from config.pretraining import RunConfig
-from gradients import (
-  all_reduce,
-  averages,
-  distributed,
-  moments,
-  power_sgd,
-  spikes,
-  zero,
-)
+from gradients import all_reduce, averages, moments, power_sgd, spikes, zero
 from gradients.adamw import AdamWeightDecayOptimizer
+from gradients.distributed import Comm
 from model import tensor_parallel
 from xla_patches import jit
 
@@ -205,7 +198,7 @@ class TrainOps(NamedTuple):
 def train_ops(
   config: RunConfig,
   plan: training_plan.TrainingPlan,
-  comm: distributed.Comm,
+  comm: Comm,
   gradients: list,
   sums: dict,
   loss_scale: mixed_precision.LossScale,

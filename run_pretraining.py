@@ -26,13 +26,7 @@ import input_pipeline
 import mixed_precision
 import modeling
 import optimization
-from checkpoints import (
-  agreement,
-  checkpointing,
-  metrics,
-  run_folder,
-  run_start,
-)
+from checkpoints import agreement, checkpointing, metrics, run_folder, run_start
 from common import console, input_files
 from common.console import say
 from common.errors import DataError
@@ -43,20 +37,9 @@ from model import huggingface_types, initial_weights, model_flops
 from model.tasks import MASKED_LM, NEXT_SENTENCE
 from model.tensor_parallel import Slices
 from records import cooccurrences, record_order
-from training import (
-  dry_run,
-  next_steps,
-  plans,
-  reporting,
-  train_loop,
-  training_run,
-)
-from training.evaluation import (
-  EvaluationBatches,
-  Evaluator,
-  add_up,
-  overlap_warning,
-)
+from training import dry_run, next_steps, plans, train_loop, training_run
+from training.evaluation import EvaluationBatches, Evaluator, overlap_warning
+from training.reporting import ratio
 from training.signals import Budget, StopVote
 from xla_patches import jit
 
@@ -69,7 +52,7 @@ def training_task(
   run_start.check_vocabulary(config, source.describe())
   rows = config.bert.vocab_size
   say(comm, *input_pipeline.unused_rows(rows, source.manifests))
-  ranks = comm.data_parallel.size
+  ranks, shape = comm.data_parallel.size, source.shape
   plan = staged.plan if staged else plans.of_run(config, source, ranks)
   order = record_order.Order(
     len(source.set), config.seed, config.shuffle_block_records
@@ -85,15 +68,13 @@ def training_task(
   )
   state = checkpointing.TrainingState(order, bool(budget), bool(staged))
   # What a record costs by its length, and each masked token in the head.
-  of_record = model_flops.of_run(config, 1, source.shape, masked=0)
-  of_masked = model_flops.of_run(config, 0, source.shape, masked=1)
+  of_record = model_flops.of_run(config, 1, shape, masked=0)
+  of_masked = model_flops.of_run(config, 0, shape, masked=1)
   slices = comm.tensor_parallel.size
   informed = functools.partial(informed_weights, config, source)
   return train_loop.Task(
     plan=plan,
-    ops=training_step(
-      config, source.shape, batches.next, state, plan, comm, lap
-    ),
+    ops=training_step(config, shape, batches.next, state, plan, comm, lap),
     state=state,
     source=source,
     batches=batches,
@@ -101,7 +82,7 @@ def training_task(
     headline=lambda report: (
       f"{console.shown(report['masked_lm_accuracy'], '.1%')} right"
     ),
-    positions=source.shape.max_seq_length,
+    positions=shape.max_seq_length,
     flops={
       "records": model_flops.total(of_record) / slices,
       "masked_lm_weight": model_flops.total(of_masked) / slices,
@@ -127,10 +108,7 @@ def training_step(
   loss_scale = mixed_precision.make_loss_scale(config)
   dropout_seed = training_run.dropout_seed(config, plan, comm, micro)
   # All-reduced during the forward pass; the loss is a mean over all ranks.
-  global_weights = comm.data_parallel.allreduce(
-    micro.weights, name="global_counts"
-  )
-
+  global_weights = comm.data_parallel.allreduce(micro.weights, "global_counts")
   sampling = training_run.sampling(config, plan, micro)
 
   # One function, so that --xla=step can compile it as one program.
@@ -163,15 +141,13 @@ def losses(sums: dict) -> dict:
   """Losses (nats) and accuracies from global sums; None without examples."""
   results: dict = {"loss": None}
   if "z_loss" in sums:
-    results["z_loss"] = reporting.ratio(
-      sums["z_loss"], sums["masked_lm_weight"]
-    )
+    results["z_loss"] = ratio(sums["z_loss"], sums["masked_lm_weight"])
   for head in ("masked_lm", "next_sentence"):
     if f"{head}_loss" not in sums:
       continue
     weight = sums[modeling.LOSS_WEIGHTS[f"{head}_loss"]]
-    loss = reporting.ratio(sums[f"{head}_loss"], weight)
-    accuracy = reporting.ratio(sums[f"{head}_correct"], weight)
+    loss = ratio(sums[f"{head}_loss"], weight)
+    accuracy = ratio(sums[f"{head}_correct"], weight)
     results |= {f"{head}_loss": loss, f"{head}_accuracy": accuracy}
     # google/bert's loss: the sum of the heads'.
     if loss is not None:
@@ -224,8 +200,7 @@ def evaluator(config: PretrainingConfig, comm, training=None) -> Evaluator:
   batches = EvaluationBatches(sums, source, stream, vote, comm)
 
   def evaluation(session, signals, watchdog):
-    rows = batches.run(session, signals, watchdog)
-    totals = add_up(rows, sums, comm.data_parallel)
+    totals = batches.totals(session, signals, watchdog)
     results = losses(totals)
     del results["loss"]
     return {**results, "examples": int(totals["examples"])}

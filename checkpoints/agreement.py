@@ -112,13 +112,10 @@ FIXED = {
     ),
     Fixed(RUN, _SAME_RUN, FINETUNED),
   ),
-  "max_train_minutes": Fixed(RUN, _SAME_RUN),
-  "is_staged": Fixed(RUN, _SAME_RUN),
-  "cooldown_from": Fixed(START, _SAME_RUN),
-  "begun_stages": Fixed(START, _SAME_RUN),
-  "seed": Fixed(STAGE, _SAME_RUN),
-  "shuffle_block_records": Fixed(STAGE, _SAME_RUN),
-  "records": Fixed(STAGE, _SAME_RUN),
+  **dict.fromkeys(("max_train_minutes", "is_staged"), Fixed(RUN, _SAME_RUN)),
+  **dict.fromkeys(("cooldown_from", "begun_stages"), Fixed(START, _SAME_RUN)),
+  **dict.fromkeys(
+    ("seed", "shuffle_block_records", "records"), Fixed(STAGE, _SAME_RUN)),
   "lr_factor": Fixed(RUN, "to resume it as it was give {keep}"),
 }
 # fmt: on

@@ -67,9 +67,8 @@ class Checkpoint:
     try:
       if os.path.isdir(prefix):
         raise ValueError("it is a folder")
-      self._reader = _held.pop(prefix, None) or later.tf.train.load_checkpoint(
-        prefix
-      )
+      load = later.tf.train.load_checkpoint
+      self._reader = _held.pop(prefix, None) or load(prefix)
       self.shapes: dict = self._reader.get_variable_to_shape_map()
       # TensorFlow reads any file as its older format.
       if not self.shapes:

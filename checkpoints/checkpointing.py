@@ -51,9 +51,8 @@ class TrainingState:
         make("data_block", order.block),
       ]
       # With --stages: what `training_plan.Stage` has of the same names.
-      self.stage = (
-        make("stage", [0] * len(SAVED_OF_STAGE)) if has_stages else None
-      )
+      zeros = [0] * len(SAVED_OF_STAGE)
+      self.stage = make("stage", zeros) if has_stages else None
       # With --max_train_minutes: how long the run has trained.
       self.seconds = make("seconds", 0.0, tf.float64) if has_budget else None
       if has_budget:

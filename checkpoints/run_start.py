@@ -8,7 +8,6 @@ import os
 
 from checkpoints import agreement, checkpoint_files, description, metrics
 from checkpoints.checkpoint_files import Checkpoint, CheckpointFiles
-from checkpoints.description import Description
 from common.errors import UserError
 from config import training_plan
 from config.bert_config import BertConfig
@@ -70,7 +69,7 @@ def begun_stages(stages, number: int) -> dict:
   return {"begun_stages": begun}
 
 
-def cooldown(named: str, about: Description, begun: bool) -> str:
+def cooldown(named: str, about: description.Description, begun: bool) -> str:
   """The checkpoint that --cooldown_from=`named` means.
 
   `about` is the run's own folder if it has `begun`, which keeps its checkpoint;
@@ -124,7 +123,7 @@ def _constant_part(run: dict) -> tuple[int, int]:
   return (first, last) if flags["lr_schedule"] == "constant" else (1, 0)
 
 
-def origin_of(config, resumes: bool = False) -> Description:
+def origin_of(config, resumes: bool = False) -> description.Description:
   """What the folder says that a run goes on from.
 
   It is --output_dir if that has a checkpoint, or the run `resumes` from memory,

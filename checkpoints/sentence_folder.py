@@ -175,9 +175,8 @@ def write(folder: str, task: dict, width: int, length: int) -> None:
   for number, name in enumerate(_KINDS[: 2 + task.get("normalize", False)]):
     kind = f"{_LIBRARY}.models.{name}"
     path = f"{number}_{name}" if number else ""
-    modules.append(
-      {"idx": number, "name": str(number), "path": path, "type": kind}
-    )
+    module = {"idx": number, "name": str(number), "path": path, "type": kind}
+    modules.append(module)
     os.makedirs(os.path.join(folder, path), exist_ok=True)
   prompts = {}
   for side, text in task.get("prompts", {}).items():

@@ -31,10 +31,9 @@ def read(argv: list[str]) -> list[str]:
     return flags.FLAGS(argv)
   except flags.UnrecognizedFlagError as e:
     nearest = str(e).partition("Did you mean: ")[2].removesuffix(" ?")
-    remedy = replacement_for(e.flagname) or (
-      nearest and f"did you mean --{nearest}?"
-    )
-    problem = f"there is no --{e.flagname}; {remedy or 'see --help'}"
+    remedy = f"did you mean --{nearest}?" if nearest else "see --help"
+    remedy = replacement_for(e.flagname) or remedy
+    problem = f"there is no --{e.flagname}; {remedy}"
   except flags.Error as e:
     # absl: "flag --NAME=VALUE: reason"
     problem = str(e).removeprefix("flag ").removeprefix("ERROR:: ")

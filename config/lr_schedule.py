@@ -1,7 +1,7 @@
 """Learning rate schedules, pure functions of the update: no TensorFlow."""
 
-import dataclasses
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,8 +27,7 @@ SCHEDULES = {
 POWERS = {"linear": 1.0, "poly": 0.5, "warmup_exp_decay_poly": 2.0}
 
 
-@dataclasses.dataclass(frozen=True)
-class Schedule:
+class Schedule(NamedTuple):
   """A learning rate for each update. With w = warmup and n = total:
 
     step < w:  peak (step / w)^k + offset, k as in `SCHEDULES`

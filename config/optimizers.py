@@ -2,7 +2,7 @@
 
 import dataclasses
 import importlib
-from typing import Any
+from typing import Any, NamedTuple
 
 from common.errors import UserError
 from common.settings import check, setting
@@ -18,8 +18,7 @@ _ADAM_SETTINGS = (
 )  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True)
-class Optimizer:
+class Optimizer(NamedTuple):
   """A row of `OPTIMIZERS`: what can be known of one before it is made."""
 
   module: str  # it loads TensorFlow, so it is imported when a run needs it

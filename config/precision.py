@@ -6,9 +6,8 @@ Nothing here loads TensorFlow: `mixed_precision` has its types.
 import dataclasses
 from collections.abc import Iterable
 
-from common import settings
 from common.errors import UserError
-from common.settings import setting
+from common.settings import check, setting
 
 TYPES = ("fp32", "fp16", "bf16")
 AUTO = "auto"  # of --precision: bf16 where it is measured to be faster
@@ -67,7 +66,7 @@ class LossScaleConfig:
   # fmt: on
 
   def __post_init__(self):
-    settings.check(self)
+    check(self)
     if not self.loss_scale and self.min_loss_scale > self.initial_loss_scale:
       raise UserError(
         f"--min_loss_scale={self.min_loss_scale} is above --initial_loss_scale="

@@ -5,7 +5,6 @@ from typing import Any
 
 from common.errors import UserError
 from records import data_set, masking, record_files
-from records.record_files import RecordFiles
 from records.record_shape import RecordShape, of_manifest
 
 
@@ -17,7 +16,7 @@ def of_patterns(
 
 
 def of_run(
-  files: RecordFiles | None, config, training: bool = True
+  files: record_files.RecordFiles | None, config, training: bool = True
 ) -> RecordShape:
   """The shape of `files` in a run of a `PretrainingConfig`; None: not known.
 

@@ -218,10 +218,17 @@ def resolve(
     mode, stated = "global", global_batch_size
     global_batch = max(1, round(global_batch_size / packing_factor))
     micro_batch, accumulation = spread(global_batch, train_batch_size, ranks)
-    _check_shared(
-      ranks, global_batch, global_batch_size, micro_batch, accumulation,
-      num_accumulation_steps,
-    )  # fmt: skip
+    if global_batch < ranks:
+      raise UserError(
+        f"a global batch of {global_batch} records leaves some of {ranks} "
+        "ranks with nothing to do: start fewer, or raise --global_batch_size"
+      )
+    if num_accumulation_steps not in (None, accumulation):
+      raise UserError(
+        f"--num_accumulation_steps={num_accumulation_steps} disagrees with "
+        f"--global_batch_size={global_batch_size}: on {ranks} ranks that is "
+        f"{accumulation} micro-batches of {micro_batch} records; leave it out"
+      )
   restated = mode == "per-rank" or of_epochs
   divisor = global_batch * packing_factor / stated if restated else 1.0
   if records is not None and records < global_batch:
@@ -242,24 +249,6 @@ def resolve(
     records=records, divisor=divisor, packing_factor=packing_factor,
     steps=num_train_steps,
   )  # fmt: skip
-
-
-def _check_shared(
-  ranks: int, records: int, stated: int, micro_batch: int, accumulation: int,
-  num_accumulation_steps: int | None,
-) -> None:  # fmt: skip
-  """Raises `UserError` if ranks cannot share a global batch as flags say."""
-  if records < ranks:
-    raise UserError(
-      f"a global batch of {records} records leaves some of {ranks} ranks with "
-      "nothing to do: start fewer, or raise --global_batch_size"
-    )
-  if num_accumulation_steps not in (None, accumulation):
-    raise UserError(
-      f"--num_accumulation_steps={num_accumulation_steps} disagrees with "
-      f"--global_batch_size={stated}: on {ranks} ranks that is {accumulation} "
-      f"micro-batches of {micro_batch} records; leave it out"
-    )
 
 
 def rounded_up(updates: float) -> int:

@@ -141,18 +141,11 @@ def _read_pieces(
 def _groups(pieces: list[text_files.Piece]) -> list[list[text_files.Piece]]:
   """Consecutive pieces, about a usual piece's bytes together."""
   # A task for each of many small files would take longer than its work.
-  groups: list[list[text_files.Piece]] = [[]]
-  size = 0.0
+  sizes: dict[str, float] = {}  # of a file's pieces, on average
   for path, of_file in itertools.groupby(pieces, operator.attrgetter("path")):
-    parts = list(of_file)
-    part_size = stores.at(path).state()[0] / len(parts)
-    for piece in parts:
-      if size >= text_files.PIECE_BYTES:
-        groups.append([])
-        size = 0
-      groups[-1].append(piece)
-      size += part_size
-  return groups if pieces else []
+    sizes[path] = stores.at(path).state()[0] / len(list(of_file))
+  size_of = lambda piece: sizes[piece.path]
+  return [*text_files.gathered(pieces, size_of, text_files.PIECE_BYTES)]
 
 
 def _filter_chunk(
@@ -455,7 +448,7 @@ def _sign(
   work: SharedWork, sources: list[_Chunk], rules: Rules
 ) -> list[_Chunk]:
   """Documents without lines that recur to sentences and signatures."""
-  recurring: list[str] = []
+  recurring: tuple[str, ...] = ()
   most, tasks = rules.max_line_documents, []
   if most is not None:
     parts = 1 + _total(sources, "lines") // _PART_HASHES
@@ -464,13 +457,11 @@ def _sign(
       find = functools.partial(_save, _find_recurring, sources)
       make = functools.partial(find, part, parts, most)
       tasks.append(Task(f"{folder}/lines-{part:04d}.npy", make))
-    recurring = Phase(tasks, work).finish("lines that recur")
+    recurring = tuple(Phase(tasks, work).finish("lines that recur"))
   folder, first, signed, tasks = work.folder("signed"), 0, [], []
   for source in sources:
     chunk = _Chunk(os.path.join(folder, os.path.basename(source.path)))
-    make = functools.partial(
-      _sign_chunk, source, first, tuple(recurring), rules
-    )
+    make = functools.partial(_sign_chunk, source, first, recurring, rules)
     tasks.append(Task(chunk.done_file, make))
     signed.append(chunk)
     first += source.counts()["documents"]

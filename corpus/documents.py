@@ -346,17 +346,13 @@ def table_rows(path: str, form: Format) -> Iterator[dict[str, Any]]:
 
 def _split_groups(whole: Piece, form: DocumentFormat) -> list[Piece]:
   """Consecutive groups of about `text_files.PIECE_BYTES`."""
-  pieces, start, size, end = [], 0, 0, 0
+  pieces, start, size_of = [], 0, operator.attrgetter("bytes")
   with _pyarrow(lambda: whole.path) as arrow:
     schema, groups = TABLES[whole.format](arrow, whole.path)
     _columns(schema, whole, form)
-    for end, group in enumerate(groups, 1):
-      size += group.bytes
-      if size >= text_files.PIECE_BYTES:
-        pieces.append(whole._replace(start=start, end=end))
-        start, size = end, 0
-  if end > start:
-    pieces.append(whole._replace(start=start, end=end))
+    for part in text_files.gathered(groups, size_of, text_files.PIECE_BYTES):
+      pieces.append(whole._replace(start=start, end=start + len(part)))
+      start += len(part)
   return pieces
 
 

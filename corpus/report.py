@@ -89,9 +89,8 @@ def _rows(
   """Rows of `filters.Counts`; also for a filter that removed nothing."""
   counts = filters.total([counted_text])
   for label in [*limits, *sorted(counts.keys() - limits.keys())]:
-    texts, lines, characters, examples = counts.get(
-      label, filters.NOTHING
-    ).values()
+    removed = counts.get(label, filters.NOTHING)
+    texts, lines, characters, examples = removed.values()
     yield (
       label, limits.get(label, ""), f"{texts:,}", f"{texts / documents:.2%}",
       f"{lines:,}", f"{characters:,}", "\n\n".join(examples),

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from common import files, input_files, json_files
 from common.console import tell
 from common.errors import DataError
-from common.input_files import Format
 from corpus import documents, text_files
 
 # Share of rows with missing fields, as in GLUE; more mean another format.
@@ -46,9 +45,9 @@ def read_table(
     try:
       if form in documents.TABLES:
         lines = [*enumerate(documents.table_rows(path, form), 1)]
-      elif form in (Format.JSON_LINES, Format.JSON):
+      elif form in (input_files.Format.JSON_LINES, input_files.Format.JSON):
         lines = [*_objects(f)]
-      elif form is Format.CSV:
+      elif form is input_files.Format.CSV:
         lines = [*_named(documents.csv_rows(f), columns)]
       elif input_files.ending(path) in (".tsv", ".txt"):
         lines = [*_named(documents.tsv_rows(f), columns)]

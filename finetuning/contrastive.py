@@ -128,11 +128,9 @@ def _belong(rows, queries, targets, texts, count):
   missing. All are kinds of texts, of `count` ones; `targets` are by query.
   """
   kind = tf.gather(queries, rows)[:, None]
-  is_query = tf.cast(tf.equal(kind, queries[None]), tf.float32)  # [r, n]
-  # [count, r]: above 0 for the kinds that a query belongs to.
-  targets_of = tf.math.unsorted_segment_max(
-    tf.transpose(is_query), targets, count
-  )
+  is_query = tf.transpose(tf.cast(tf.equal(kind, queries[None]), tf.float32))
+  # [count, r], of [n, r]: above 0 for the kinds that a query belongs to.
+  targets_of = tf.math.unsorted_segment_max(is_query, targets, count)
   is_target = tf.gather(targets_of, tf.maximum(texts, 0)) > 0
   return tf.equal(kind, texts[None]) | tf.transpose(is_target) | (texts < 0)
 
@@ -279,10 +277,8 @@ def losses_of_rank(own: Groups, task: FinetuningTask, comm) -> Losses:
   """The losses of a rank's groups, beside those of all ranks."""
   everyone = task.losses(gather(own, comm))
   count = own.vectors.shape.as_list()[0]
-  first = comm.rank * count
-  return tf.nest.map_structure(
-    lambda values: values[first : first + count], everyone
-  )
+  part = slice(comm.rank * count, (comm.rank + 1) * count)
+  return tf.nest.map_structure(lambda values: values[part], everyone)
 
 
 def training_step(

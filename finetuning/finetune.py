@@ -12,8 +12,7 @@ import mixed_precision
 import modeling
 import optimization
 from checkpoints import checkpointing
-from common import console
-from common.console import say
+from common.console import say, tell
 from common.tensorflow_v1 import tf
 from finetuning import contrastive, packed, task_file
 from finetuning.task import FinetuningConfig, FinetuningTask
@@ -46,7 +45,7 @@ def finetune(task: FinetuningTask, comm, snapshot=None, signals=None) -> dict:
     trained, evaluated = (source.describe()["files"] for source in sets[:2])
     say(comm, *overlap_warning(evaluated, trained, "--eval_file"))
   if comm.is_root:
-    console.tell(*dict.fromkeys(source.line() for source in sets))
+    tell(*dict.fromkeys(source.line() for source in sets))
     say(comm, *task.lines())
   lacking = huggingface_types.lacks(
     config.bert, BY_KIND[config.kind], config.tokenizer().special_ids()
@@ -75,19 +74,18 @@ def finetune(task: FinetuningTask, comm, snapshot=None, signals=None) -> dict:
       converts=not lacking,
       average=config.evaluate_average,
     )
-    evaluated = functools.partial(_keep_chosen, task, comm)
+
+    def evaluated(results):
+      chosen = task.chosen_by(results)
+      if chosen and task.config.do_train and comm.is_root:
+        task_file.add(str(task.config.output_dir), chosen)
+
     return train_loop.Job(
       task.best_by, train, evaluator, predict, evaluated, begin, task.labels,
       steps,
     )  # fmt: skip
 
   return training_run.run(config, comm, build, snapshot, signals)
-
-
-def _keep_chosen(task: FinetuningTask, comm, results: dict) -> None:
-  chosen = task.chosen_by(results)
-  if chosen and task.config.do_train and comm.is_root:
-    task_file.add(str(task.config.output_dir), chosen)
 
 
 def start(command, kind: Callable[..., FinetuningTask]) -> None:

@@ -118,11 +118,9 @@ def encode(
 
 def variables(head: Head, outputs: int, bert: BertConfig):
   """The head's matrix [outputs, H] and bias [outputs], float32."""
-  initializer = layers.create_initializer(
-    bert.initializer_range, tf.random.normal
-  )
+  normal = layers.create_initializer(bert.initializer_range, tf.random.normal)
   shape, zeros = [outputs, bert.hidden_size], tf.zeros_initializer()
   return (
-    tf.get_variable(head.weights, shape, initializer=initializer),
+    tf.get_variable(head.weights, shape, initializer=normal),
     tf.get_variable(head.bias, [outputs], initializer=zeros),
   )

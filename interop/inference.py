@@ -18,7 +18,6 @@ import modeling
 from checkpoints import checkpoint_weights, restore, run_folder
 from common import files, input_files
 from common.errors import UserError, reason
-from common.files import new_folder
 from common.model_files import CONFIG_FILE
 from common.tensorflow_v1 import tf
 from config.bert_config import BertConfig
@@ -192,7 +191,7 @@ def export(model: Model, source: Source, folder: str) -> float:
   the largest difference between outputs of the model and of its export.
   """
   tokenizer = source.tokenizer()  # an error if it is missing or does not fit
-  with new_folder(folder) as aside:
+  with files.new_folder(folder) as aside:
     with model.session.graph.as_default():
       builder = tf.saved_model.builder.SavedModelBuilder(aside)
       builder.add_meta_graph_and_variables(

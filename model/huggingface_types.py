@@ -317,10 +317,8 @@ class _RoFormer(_Bert):
   def rows(self, weight, config):
     if not weight.scope.endswith((w.QUERY, w.KEY)):
       return None
-    columns = np.arange(config.hidden_size).reshape(
-      -1, 2, config.head_size // 2
-    )
-    return columns.swapaxes(1, 2).ravel()
+    units = np.arange(config.hidden_size).reshape(-1, 2, config.head_size // 2)
+    return units.swapaxes(1, 2).ravel()
 
   def constants(self, config):
     positions = np.arange(config.max_position_embeddings)

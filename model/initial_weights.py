@@ -161,10 +161,10 @@ def _copying(config: BertConfig, output: np.ndarray, rng) -> dict:
     mixed *= _READING_NORM / np.linalg.norm(mixed, axis=0)
     query[:, first + slow] = key[:, first + slow] = mixed
   value = np.linalg.qr(rng.normal(size=[hidden, hidden]))[0]
-  scopes, kernels = (QUERY, KEY, VALUE, ATTENDED), (query, key, value, value.T)
   return {
-    _SECOND % s: kernel for s, kernel in zip(scopes, kernels, strict=True)
-  }
+    _SECOND % QUERY: query, _SECOND % KEY: key, _SECOND % VALUE: value,
+    _SECOND % ATTENDED: value.T,
+  }  # fmt: skip
 
 
 def factors(

@@ -653,9 +653,8 @@ def sliced_cross_entropy(logits, bias, labels, dtype, first, stack):
   """
   # Labels of other slices become -1.
   own = labels - first
-  own = tf.where(
-    (own >= 0) & (own < tf.shape(bias)[0]), own, -tf.ones_like(own)
-  )
+  is_own = (own >= 0) & (own < tf.shape(bias)[0])
+  own = tf.where(is_own, own, -tf.ones_like(own))
   part = jit.compiled(_cross_entropy_part, dtype=dtype)(logits, bias, own)
   log_totals, at_label, highest = tf.unstack(stack(part), num=3, axis=1)
   # Each slice knows its own sum; the label's logit is the least number in all

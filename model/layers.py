@@ -1,6 +1,5 @@
 """Layers with google/bert's variable names; `kernels` has the arithmetic."""
 
-import dataclasses
 import functools
 import zlib
 from collections.abc import Callable
@@ -263,8 +262,7 @@ def recomputed(function, *arguments):
   return outputs[0] if single else outputs[: len(results)]
 
 
-@dataclasses.dataclass(frozen=True)
-class LayerConfig:
+class LayerConfig(NamedTuple):
   """A layer, and how this run computes it; a slice has N / slices heads."""
 
   bert: BertConfig

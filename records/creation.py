@@ -81,9 +81,8 @@ def create(
     "version": _PLAN_VERSION,
   }
   del plan["workers"]
-  job = work_dir.Job(
-    settings.work_folder, plan, "--output_file", settings.folder
-  )
+  aside = settings.work_folder
+  job = work_dir.Job(aside, plan, "--output_file", settings.folder)
   return shared_work.share(make, job, worker, settings.workers.num_workers)
 
 

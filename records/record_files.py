@@ -1,7 +1,7 @@
 """Record files with their manifests: found once, for all who ask about them."""
 
-import dataclasses
 import os
+from typing import NamedTuple
 
 from common import input_files
 from records import data_set, tfrecord
@@ -9,8 +9,7 @@ from records.data_set import Manifest
 from text_encoders.base import TokenizerInfo
 
 
-@dataclasses.dataclass(frozen=True)
-class RecordFiles:
+class RecordFiles(NamedTuple):
   """The files that names and globs mean, and the manifests that list them."""
 
   patterns: str

@@ -110,9 +110,8 @@ class Order:
     for epoch in range(start // self.count, -(-stop // self.count)):
       begin = max(0, start - epoch * self.count)
       end = min(self.count, stop - epoch * self.count)
-      positions = np.arange(
-        -(-begin // self.block) * self.block, end, self.block
-      )
+      first = -(-begin // self.block) * self.block
+      positions = np.arange(first, end, self.block)
       sizes = np.minimum(self.block, self.count - positions)
       records = self._in_blocks(positions, epoch)
       blocks += zip(records.tolist(), sizes.tolist(), strict=True)

@@ -61,11 +61,8 @@ def _check_positions(record: Record) -> None:
   steps = np.diff(mask, prepend=0)
   length = int(np.count_nonzero(mask))
   # Numbers may go up by 1, and to 0 where the padding begins.
-  if (
-    not length
-    or mask[length:].any()
-    or not np.isin(steps[:length], (0, 1)).all()
-  ):
+  goes_up = np.isin(steps[:length], (0, 1)).all()
+  if not length or mask[length:].any() or not goes_up:
     raise DataError(
       "input_mask is not 1 for the tokens of the first example, 2 for those of "
       "the next and so on, then 0"

@@ -11,16 +11,10 @@ from typing import NamedTuple
 import numpy as np
 
 from common import errors, json_files
-from records import (
-  instances,
-  masking,
-  packing,
-  record_order,
-  tf_example,
-  tfrecord,
-  token_store,
-)
+from records import instances, masking, packing, tfrecord, token_store
 from records.creation_settings import CreationSettings
+from records.record_order import permute
+from records.tf_example import encode_examples
 from text_encoders.base import TokenizerInfo
 
 RESULT_SUFFIX = ".result"  # of the file that says that a shard is whole
@@ -66,7 +60,7 @@ def documents_of_block(
   of all shards. So a document's copies are in as many blocks as possible.
   """
   positions = np.arange((block - copy) % num_blocks, documents, num_blocks)
-  return np.sort(record_order.permute(positions, documents, random_seed, 0))
+  return np.sort(permute(positions, documents, random_seed, 0))
 
 
 class _Example(NamedTuple):
@@ -123,7 +117,7 @@ def build_shard(task: ShardTask, output: str) -> None:
         num_records += len(rows["input_ids"])
         if not task.settings.dynamic_masks:
           masked_tokens += int(rows["masked_lm_weights"].sum())
-        for record in tf_example.encode_examples(rows):
+        for record in encode_examples(rows):
           writer.write(record)
     if not num_examples:
       raise errors.DataError(

@@ -10,13 +10,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-from google.protobuf import (
-  descriptor_pb2,
-  descriptor_pool,
-  message,
-  message_factory,
-  text_format,
-)
+from google.protobuf import descriptor_pb2, descriptor_pool, text_format
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
 
 from common.errors import DataError
 
@@ -114,17 +110,17 @@ _DTYPES = {"bytes_list": object, "float_list": np.float32}
 
 
 @functools.cache
-def _example_class() -> type[message.Message]:
+def _example_class() -> type[Message]:
   pool = descriptor_pool.DescriptorPool()  # TensorFlow's are in the default one
   pool.Add(text_format.Parse(_PROTO, descriptor_pb2.FileDescriptorProto()))
-  return message_factory.GetMessageClass(pool.FindMessageTypeByName("Example"))
+  return GetMessageClass(pool.FindMessageTypeByName("Example"))
 
 
 def decode_example(record: bytes) -> dict[str, np.ndarray]:
   """Parses a `tf.train.Example`: name -> int64, float32 or bytes [n]."""
   try:
     example = _example_class().FromString(record)
-  except message.DecodeError as e:
+  except DecodeError as e:
     raise DataError("not a tf.train.Example") from e
   values = {}
   for entry in example.features.feature:

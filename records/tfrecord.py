@@ -26,7 +26,6 @@ import numpy as np
 
 from common import files, input_files, stores
 from common.errors import DataError
-from common.files import file_sha256
 from common.input_files import INDEX_SUFFIX as INDEX_SUFFIX
 
 _LENGTH = struct.Struct("<Q")
@@ -212,7 +211,7 @@ def verify_file(path: str, info: ShardInfo | None = None) -> None:
   if info:
     got = dataclasses.replace(
       info, records=count, bytes=file.size,
-      sha256=file_sha256(stores.at(path).local()),
+      sha256=files.file_sha256(stores.at(path).local()),
     )  # fmt: skip
     if got != info:
       raise DataError(

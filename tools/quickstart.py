@@ -33,7 +33,6 @@ from records import data_set
 from text_encoders.base import MASK, config_beside
 from tools import plot_metrics
 from training import next_steps
-from training.next_steps import python
 
 # The smallest of each kind, which train in 2 to 4 minutes on two cores.
 SMALLEST = {"bert": "tiny", "modern": "modern_tiny"}
@@ -145,11 +144,11 @@ def run(title: str, command: list[str]) -> None:
 def prepare(paths: Paths, settings: Settings) -> None:
   """Makes text, vocabulary, records and the model's config, if missing."""
   source = source_of(paths, settings)
-  text = python(
+  text = next_steps.python(
     "tools.prepare_corpus", output_dir=paths.corpus, corpus=settings.corpus,
     encoding=settings.encoding, language=settings.language,
   )  # fmt: skip
-  vocabulary = python(
+  vocabulary = next_steps.python(
     "tools.train_tokenizer", input_file=paths.text("train"),
     output_file=paths.vocab, vocab_size=VOCAB_SIZE,
   )  # fmt: skip
@@ -157,7 +156,7 @@ def prepare(paths: Paths, settings: Settings) -> None:
   # (title, output, command). The source is written after the text is made.
   steps = [(title, paths.source, text), ("vocabulary", paths.case, vocabulary)]
   for part in PARTS:
-    command = python(
+    command = next_steps.python(
       "create_pretraining_data.py", input_file=paths.text(part),
       output_file=paths.records(part), vocab_file=paths.vocab,
       objective="mlm", dynamic_masks=True, max_seq_length=SEQ_LENGTH,
@@ -216,7 +215,7 @@ def pretraining_command(paths: Paths, ranks: int, updates: int) -> list[str]:
   """
   # Little text may be less than one batch.
   batch = min(GLOBAL_BATCH, paths.counts("train")["examples"])
-  command = python(
+  command = next_steps.python(
     "run_pretraining.py", do_train=True, do_eval=True,
     bert_config_file=paths.config, input_file=paths.shards("train"),
     eval_input_file=paths.shards("heldout"), output_dir=paths.pretrain,

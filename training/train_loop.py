@@ -12,16 +12,8 @@ from common.tensorflow_v1 import tf
 from config import training_plan
 from config.pretraining import RunConfig
 from gradients import distributed
-from training import divergence, evaluation, profiling, reporting
-from training.signals import (
-  Budget,
-  Interrupted,
-  Stop,
-  StopSignals,
-  StopVote,
-  Votes,
-  Watchdog,
-)
+from training import divergence, evaluation, profiling, reporting, signals
+from training.signals import Budget, Stop, StopSignals, StopVote, Watchdog
 from xla_patches import jit
 
 
@@ -184,7 +176,7 @@ def run_update(run: Run, number: int, save: bool = False) -> tuple:
         if reads:
           # A batch that was ready before the call has cost no time.
           waited += max(0.0, ready - called)
-        votes = Votes(*counts)
+        votes = signals.Votes(*counts)
         is_save_due = is_save_due or votes.save > 0
         stop = task.vote.verdict(votes)
         if index + 1 < len(calls):
@@ -300,7 +292,7 @@ class Evaluations:
     try:
       with timing("evaluation"):
         run.job.evaluate(run.session, step, run.signals, run.watchdog)
-    except Interrupted as interrupted:
+    except signals.Interrupted as interrupted:
       return interrupted.stop
     with timing("save"):
       self._saver.keep_best(step)
