@@ -134,10 +134,15 @@ def num_to_predict(num_tokens, settings: MaskSettings) -> np.ndarray:
 
 
 def maskable_tokens(
-  input_mask: np.ndarray, segment_ids: np.ndarray
+  input_ids: np.ndarray, input_mask: np.ndarray, segment_ids: np.ndarray
 ) -> np.ndarray:
-  """bool [B, S]: not padding, an example's first or a segment's last token."""
+  """bool [B, S]: not padding, an example's first or a segment's last token.
+
+  Nor what equals the row's last token: RoBERTa has two </s> between texts.
+  """
   maskable = input_mask > 0
+  ends = np.maximum(np.count_nonzero(maskable, axis=1, keepdims=True) - 1, 0)
+  maskable &= input_ids != np.take_along_axis(input_ids, ends, axis=1)
   new_example = np.diff(input_mask, axis=1) != 0
   maskable[:, 0] = False
   maskable[:, 1:] &= ~new_example
@@ -176,7 +181,7 @@ def mask_records(
       f"a record wants {wanted.max()} masked tokens, but there is room for "
       f"max_predictions_per_seq={settings.max_predictions_per_seq}"
     )
-  tokens = np.flatnonzero(maskable_tokens(input_mask, segment_ids))
+  tokens = np.flatnonzero(maskable_tokens(input_ids, input_mask, segment_ids))
   example = example.ravel()[tokens]
   # As in google/bert, a continuation belongs to the maskable token before it
   # even across [SEP] (a segment may have been cut inside a word), and one at

@@ -290,7 +290,7 @@ def test_sequences_for_masked_lm_alone(settings_for, cross):
       assert set(turns) <= set(ends) and segments[1] == 0
       # [SEP] of any document is not to predict.
       mask = np.array([row["input_mask"]])
-      maskable = masking.maskable_tokens(mask, segments[None])[0]
+      maskable = masking.maskable_tokens(ids[None], mask, segments[None])[0]
       assert not maskable[ends].any() and not maskable[0]
     else:
       assert not segments.any()

@@ -55,11 +55,19 @@ def test_num_to_predict():
 
 def test_special_tokens_are_found_where_they_stand():
   ids, numbers, segments = batch([[7, 5], [8]], size=12)
-  maskable = masking.maskable_tokens(numbers, segments)
+  maskable = masking.maskable_tokens(ids, numbers, segments)
   want = (numbers > 0) & (ids != CLS) & (ids != SEP)
   np.testing.assert_array_equal(maskable, want)
   full = batch([[12]], size=12)
-  assert masking.maskable_tokens(*full[1:])[0].sum() == 9
+  assert masking.maskable_tokens(*full)[0].sum() == 9
+
+
+def test_both_separators_between_texts_are_no_text():
+  """Of RoBERTa's <s> A </s></s> B </s>."""
+  ids = np.array([[CLS, 7, 8, SEP, SEP, 9, SEP, 0]])
+  segments = np.array([[0, 0, 0, 0, 1, 1, 1, 0]])
+  maskable = masking.maskable_tokens(ids, np.minimum(ids, 1), segments)
+  assert ids[maskable].tolist() == [7, 8, 9]
 
 
 def scripted(monkeypatch, order, fates):
@@ -150,7 +158,7 @@ def test_words_longer_than_the_budget_give_no_mask():
 def test_invariants(lengths, most, seed, whole):
   size, p = 250, 48
   ids, numbers, segments = batch([lengths, [30]], size, seed)
-  maskable = masking.maskable_tokens(numbers, segments)
+  maskable = masking.maskable_tokens(ids, numbers, segments)
   rng = np.random.default_rng(seed)
   cont = rng.random(ids.shape) < 0.4 if whole else None
   keys = keys_of(2, seed)
@@ -221,7 +229,7 @@ def test_shares(whole, lengths):
   # All positions of an example alike, and random tokens from all there are.
   counts = np.bincount(positions, minlength=128)
   for number, n in enumerate(lengths, 1):
-    own = (made[1][0] == number) & masking.maskable_tokens(*made[1:])[0]
+    own = (made[1][0] == number) & masking.maskable_tokens(*made)[0]
     share = wanted[number - 1] / (n - 3)
     assert all(within(c, rounds, share) for c in counts[own])
   drawn = np.bincount(shown[~same & ~is_mask], minlength=VOCAB)
