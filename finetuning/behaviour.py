@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 
 INPUTS = ("input_ids", "input_mask", "segment_ids")
 PAIR = "|||"  # between the two texts of a pair
+# The kinds of inputs, as a message names them.
+SINGLE, WORDS = "single texts", "lists of words"
+PAIRS = (
+  f"pairs of texts (a tab or {PAIR} between them; or --question and --context)"
+)
 
 
 class Input(NamedTuple):
@@ -28,6 +33,12 @@ class Input(NamedTuple):
   text: str
   pair: str | None = None
   words: Sequence[str] = ()  # of `text`, if they are given
+
+  @property
+  def kind(self) -> str:
+    if self.pair is not None:
+      return PAIRS
+    return WORDS if self.words else SINGLE
 
 
 class Context(NamedTuple):
@@ -70,7 +81,7 @@ class Behaviour:
   head: Head | None = None  # None: the encoder itself
   inputs: tuple[str, ...] = INPUTS  # int32, of its signature
   form: dict[str, Any] = {}  # of a line of JSON; {}: JSON is a text as others
-  reads_pairs = True
+  kinds: tuple[str, ...] = (SINGLE, PAIRS)  # of inputs that it may read
   sees_masks = True  # [MASK] in a text is that token
 
   @property
@@ -84,6 +95,10 @@ class Behaviour:
   def arrays(self, ids: Sequence[np.ndarray], context: Context) -> dict:
     """Values of inputs beyond `INPUTS`, lists of int [n] arrays by name."""
     return {}
+
+  def reads(self, context: Context) -> tuple[str, ...]:
+    """The `kinds` of a model with this task.json."""
+    return self.kinds
 
   def check(self, context: Context) -> None:
     """Raises `UserError` for settings that leave no room for a text."""
@@ -138,7 +153,7 @@ class Behaviour:
         if key.removesuffix("?") in content:
           texts.append(content[key.removesuffix("?")])
       texts = texts or [" ".join(words)]
-    elif self.reads_pairs:
+    elif PAIRS in self.kinds:
       mark = "\t" if "\t" in line else PAIR
       texts = [text.strip() for text in line.split(mark)]
     else:

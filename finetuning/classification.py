@@ -16,7 +16,7 @@ from common.errors import UserError
 from common.settings import in_group
 from corpus import tables
 from finetuning import metrics, packed
-from finetuning.behaviour import PAIR, Behaviour, text_and_shares
+from finetuning.behaviour import PAIRS, SINGLE, Behaviour, text_and_shares
 from finetuning.labels import LabelledTask
 from finetuning.task import FinetuningConfig
 from finetuning.windows import encode_pair
@@ -123,7 +123,7 @@ class ClassifierConfig(FinetuningConfig):
   # fmt: on
 
   kind: ClassVar[str] = tasks.CLASSIFIER
-  format: ClassVar[str] = "a table (.tsv, .csv or .jsonl)"
+  format: ClassVar[str] = "a table (.tsv, .csv, .jsonl, Parquet or Arrow)"
 
   def __post_init__(self):
     super().__post_init__()
@@ -398,15 +398,11 @@ class LabelBehaviour(Behaviour):
   def outputs(self, encoder):
     return encoder.label_outputs(self.head)
 
-  def encode(self, one, context):
+  def reads(self, context):
     columns = context.task.get("columns")
-    if columns and (one.pair is None) != (columns["text_pair"] is None):
-      wanted = "pairs" if columns["text_pair"] else "single texts"
-      raise UserError(
-        f"{one.text[:60]!r}: this model was trained on {wanted}; a tab or "
-        f"{PAIR} makes a pair. {tasks.LABELS.script} --do_predict reads tables"
-      )
-    return super().encode(one, context)
+    if not columns:  # trained elsewhere
+      return self.kinds
+    return (PAIRS,) if columns["text_pair"] else (SINGLE,)
 
   def answer(self, ids, outputs, context):
     if "probabilities" not in outputs:

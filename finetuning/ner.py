@@ -11,7 +11,7 @@ from common import tensorflow_v1 as later
 from common.settings import in_group
 from corpus import tables
 from finetuning import entities, packed, task_file, words
-from finetuning.behaviour import Behaviour, Context, Run
+from finetuning.behaviour import SINGLE, WORDS, Behaviour, Context, Run
 from finetuning.labels import LabelledTask, by_count
 from finetuning.sentences import Sentence, SentenceSettings, read_sentences
 from finetuning.task import FinetuningConfig
@@ -214,7 +214,7 @@ class WordBehaviour(Behaviour):
 
   head = tasks.TOKENS
   form = {"text?": str, "tokens?": [str]}
-  reads_pairs = False
+  kinds = (SINGLE, WORDS)
 
   def outputs(self, encoder):
     return encoder.label_outputs(self.head)

@@ -9,10 +9,10 @@ import numpy as np
 from checkpoints import metrics
 from common import json_files
 from common import tensorflow_v1 as later
-from common.errors import DataError, UserError
+from common.errors import DataError
 from common.settings import in_group
 from finetuning import packed, spans, squad_metric
-from finetuning.behaviour import PAIR, Behaviour
+from finetuning.behaviour import PAIRS, Behaviour
 from finetuning.spans import AnswerSettings, Question
 from finetuning.task import FinetuningConfig, FinetuningTask
 from model import tasks
@@ -266,6 +266,7 @@ class QuestionBehaviour(Behaviour):
 
   head = tasks.QUESTIONS
   form = {"question": str, "context": str}
+  kinds = (PAIRS,)
 
   def outputs(self, encoder):
     features = encoder.features(self.head)
@@ -284,11 +285,6 @@ class QuestionBehaviour(Behaviour):
   def answers(self, inputs, context, run):
     questions, settings = [], self._settings(context)
     for number, (text, paragraph, _) in enumerate(inputs):
-      if paragraph is None:
-        raise UserError(
-          f"{text[:60]!r}: this model answers questions: give --question and "
-          f"--context, or both in a line with a tab or {PAIR} between them"
-        )
       questions.append(Question(str(number), text, paragraph, ()))
     windows, _ = spans.encode_questions(context.tokenizer, questions, settings)
     # Logits without the padding of their batch.

@@ -8,7 +8,7 @@ import numpy as np
 from common import tensorflow_v1 as later
 from common.errors import UserError
 from finetuning import classification, ner, sides, squad
-from finetuning.behaviour import INPUTS, Behaviour, text_and_shares
+from finetuning.behaviour import INPUTS, SINGLE, Behaviour, text_and_shares
 from model import tasks
 from text_encoders.base import MASK
 
@@ -41,7 +41,8 @@ class EmbeddingBehaviour(EncoderBehaviour):
 
   head = tasks.EMBEDDING
   inputs = (*INPUTS, tasks.POOLED)
-  reads_pairs = sees_masks = False
+  kinds = (SINGLE,)
+  sees_masks = False
 
   def outputs(self, encoder):
     from model import layers  # it loads TensorFlow

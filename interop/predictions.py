@@ -84,8 +84,11 @@ class Predictor:
       elif one.pair and NEXT_SENTENCE in names:
         name = NEXT_SENTENCE
       behaviour = self._only or BEHAVIOURS[name]
-      if one.pair and not behaviour.reads_pairs:
-        raise DataError(f"{one.text[:60]!r}: this model reads no second text")
+      kinds = behaviour.reads(self._context)
+      if one.kind not in kinds:
+        raise DataError(
+          f"{one.text[:60]!r}: this model reads {' and '.join(kinds)}"
+        )
       groups[behaviour].append(number)
     predictions: dict[int, Prediction] = {}
     for behaviour, numbers in groups.items():
@@ -101,27 +104,19 @@ class Predictor:
 
     Two texts in a tuple are a pair, texts in a list the words of one text.
     """
-    behaviour, inputs = self._only or BEHAVIOURS[ENCODER], []
-    takes: dict[type, bool] = {
-      str: "context" not in behaviour.form,
-      tuple: behaviour.reads_pairs,
-      list: "tokens?" in behaviour.form,
-    }
+    inputs = []
     texts = [texts] if isinstance(texts, str) else texts
     for number, text in enumerate(texts, 1):
       parts = [text] if isinstance(text, str) else text
-      kind = str if isinstance(text, str) else type(text)
-      if (
-        not takes.get(kind)
-        or (kind is tuple and len(parts) != 2)
-        or not parts
-        or not all(isinstance(p, str) and p.strip() for p in parts)
+      is_words = isinstance(text, list) and len(text) > 0
+      is_pair = isinstance(text, tuple) and len(text) == 2
+      if not (isinstance(text, str) or is_pair or is_words) or not all(
+        isinstance(part, str) and part.strip() for part in parts
       ):
-        wanted = " or ".join(name.__name__ for name in takes if takes[name])
         raise DataError(
-          f"text {number} is {text!r}: give this model {wanted}, not empty"
+          f"text {number} is {text!r}: give a str, two in a tuple, or words in "
+          "a list, not empty"
         )
-      is_words = kind is list
       inputs.append(
         Input(" ".join(parts), words=parts) if is_words else Input(*parts)
       )
