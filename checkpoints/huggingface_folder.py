@@ -6,7 +6,9 @@ from checkpoints import sentence_folder
 from common.errors import DataError
 from common.model_files import CONFIG_FILE, TASK_FILE, THEIR_CONFIG
 from model import huggingface_config, huggingface_weights, tasks, weights
-from text_encoders import tokenizer_files
+from text_encoders import kinds, tokenizer_files
+from text_encoders.tokenizer_folder import VOCABULARY_FILE
+from text_encoders.tokenizer_json import HuggingFaceEncoder
 from text_encoders.wordpiece import WordPieceEncoder
 
 
@@ -19,6 +21,29 @@ def is_folder(path: str) -> bool:
     return False
   weights_files = huggingface_weights.WEIGHTS_FILE, "pytorch_model"
   return any(name.startswith(weights_files) for name in names)
+
+
+def vocabularies(folder: str, task: dict) -> dict[str, str]:
+  """Flag -> file, of all that a folder has and that its model may mean."""
+  wordpiece, huggingface = WordPieceEncoder.flag, HuggingFaceEncoder.flag
+  names = task.get("vocabulary") or kinds.VOCABULARIES
+  if is_folder(folder):
+    name = HuggingFaceEncoder.usual_name
+    if not os.path.exists(os.path.join(folder, name)):
+      name = VOCABULARY_FILE  # RoBERTa's, with its merges
+    names = {**names, huggingface: name}
+  files: dict[str, str] = {}
+  for flag, name in names.items():
+    path = os.path.join(folder, name)
+    if os.path.exists(path):
+      files[flag] = path
+  if len(files) > 1 and huggingface in files:
+    # It stands beside the other kinds, too: it counts where they do not.
+    if wordpiece in files and not tokenizer_files.fits(files[wordpiece]):
+      del files[wordpiece]
+    else:
+      del files[huggingface]
+  return files
 
 
 def read_task(folder: str, saved: dict) -> tuple[dict, list[str]]:
@@ -68,10 +93,12 @@ def read_task(folder: str, saved: dict) -> tuple[dict, list[str]]:
         f"{folder}: {key} is {saved[key]!r} in {TASK_FILE}, but {value!r} by "
         f"{THEIR_CONFIG} and the weights: remove {TASK_FILE}, or correct it"
       )
-  # No file need say the case: what is only assumed is left to the caller.
-  words = os.path.join(folder, WordPieceEncoder.usual_name)
-  cases = tokenizer_files.cases_by_file(words)
-  lower, assumed, _ = tokenizer_files.choose_case(cases, None, folder)
-  if not assumed:
-    in_files["do_lower_case"] = lower
+  # No file need say the case: what is only assumed is left to the caller, and
+  # a tokenizer.json says it where it is read.
+  if HuggingFaceEncoder.flag not in vocabularies(folder, saved):
+    words = os.path.join(folder, WordPieceEncoder.usual_name)
+    cases = tokenizer_files.cases_by_file(words)
+    lower, assumed, _ = tokenizer_files.choose_case(cases, None, folder)
+    if not assumed:
+      in_files["do_lower_case"] = lower
   return {**saved, **in_files}, notes

@@ -31,7 +31,7 @@ _FORM = {
 }  # fmt: skip
 _LISTS = (
   "added_tokens", "never_split", "additional_special_tokens",
-  "extra_special_tokens",
+  "extra_special_tokens", "added_tokens_decoder",
 )  # fmt: skip
 _OTHERS = "the list of tokens that are others here"
 _AROUND = "what it puts around texts"
@@ -137,8 +137,10 @@ def cases_by_file(
   cases: dict[str, bool | None] = {}
   for name in (TASK_FILE, TOKENIZER_CONFIG_FILE):
     cases[os.path.join(folder, name)] = read(folder, name).get("do_lower_case")
-  steps = json.dumps(read(folder, TOKENIZER_FILE).get("normalizer"))
-  match = re.search(r'"lowercase": (true|false)', steps)
+  normalizer = read(folder, TOKENIZER_FILE).get("normalizer")
+  if os.path.basename(path) == wordpiece.WordPieceEncoder.usual_name:
+    tokenizer_folder.set_case(normalizer, tokenizer_folder.config_of(path))
+  match = re.search(r'"lowercase": (true|false)', json.dumps(normalizer))
   if match:
     cases[os.path.join(folder, TOKENIZER_FILE)] = match[1] == "true"
   # Last the folder's name, which may be one of google/bert's.
@@ -202,9 +204,12 @@ def load(
   texts = {*encoder.texts}.difference(base.SPECIAL_TOKENS)
   cased = sum(encoder.lower(text) != text for text in texts)
   if lower and cased > encoder.vocab_size // 20:
+    remedy = "give --nodo_lower_case"
+    if encoder.kind == HuggingFaceEncoder.kind:
+      remedy = f'write "do_lower_case": false into {base.config_beside(path)}'
     lines.append(
       f"{path}: {cased:,} of its tokens have capitals or accents, which "
-      "lower-casing removes: give --nodo_lower_case if it is cased"
+      f"lower-casing removes: {remedy} if it is cased"
     )
   return encoder, lines
 
@@ -259,6 +264,7 @@ def compare(encoder: base.Encoder, path: str) -> None:
   for file, fields in {
     TOKENIZER_CONFIG_FILE: {**config, "tokenizer_class": family},
     TOKENIZER_FILE: tokenizer,
+    tokenizer_folder.SPECIAL_FILE: read(folder, tokenizer_folder.SPECIAL_FILE),
     added: {"added_tokens": [*read(folder, added)]},
   }.items():
     fields[_OTHERS] = _other_tokens(fields, ids, encoder)
@@ -280,7 +286,8 @@ def _other_tokens(
   numbers = dict(vocab) if isinstance(vocab, dict) else {}
   others: dict[str, None] = {}
   for name in _LISTS:
-    for token in fields.get(name) or ():
+    tokens = fields.get(name) or ()
+    for token in tokens.values() if isinstance(tokens, dict) else tokens:
       content = token if isinstance(token, dict) else {"content": token}
       text = str(content["content"])
       numbers[text] = content.get("id", ids.get(text, -1))

@@ -21,6 +21,7 @@ from text_encoders import base
 
 # Of it and merges.txt beside it tokenizer.json can be made.
 VOCABULARY_FILE = "vocab.json"
+SPECIAL_FILE = "special_tokens_map.json"
 
 # Role of a special token -> its keys in Hugging Face's files, and usual names.
 _ROLES = {
@@ -91,17 +92,7 @@ def read(file: str) -> TokenizerFolder:
     raise DataError(f"{file}: renumber its {len(ids)} tokens: one is {last}")
   text = library.to_str()
   before, content = json.loads(text), json.loads(text)
-  _lay_over(content, config, ids)
-  special: dict[str, str] = {}
-  for token in content["added_tokens"]:
-    ids[token["content"]] = token["id"]
-  for role, (keys, names) in _ROLES.items():
-    for key in keys:
-      if _name(config.get(key)) in ids:
-        special.setdefault(role, _name(config[key]))
-    for name in names:
-      if name in ids:
-        special.setdefault(role, name)
+  special = _lay_over(content, config, ids)
   processor = content["post_processor"]
   adds_none = around(file, processor) == NOTHING
   adds_none = adds_none and {"cls", "sep"} <= special.keys()
@@ -177,7 +168,7 @@ def config_of(file: str) -> dict:
   folder, name = os.path.split(file)
   paths = [base.config_beside(file)]
   if name in (TOKENIZER_FILE, VOCABULARY_FILE):
-    paths.insert(0, os.path.join(folder, "special_tokens_map.json"))
+    paths.insert(0, os.path.join(folder, SPECIAL_FILE))
   config: dict = {}
   for path in paths:
     if os.path.exists(path):
@@ -229,16 +220,13 @@ def _of_merges(file: str) -> Tokenizer:
   return tokenizer
 
 
-def _lay_over(content: dict, config: dict, ids: dict[str, int]) -> None:
-  """Changes tokenizer.json's `content` as transformers does by its config."""
-  kind = family(config)
-  normalizer, splitter = content["normalizer"], content["pre_tokenizer"]
-  if kind in _LIKE_BERT and (normalizer or {}).get("type") == "BertNormalizer":
-    # A key that is not there has the class's default.
-    normalizer["lowercase"] = config.get("do_lower_case", True)
-    normalizer["strip_accents"] = config.get("strip_accents")
-    chinese = config.get("tokenize_chinese_chars", True)
-    normalizer["handle_chinese_chars"] = chinese
+def _lay_over(content: dict, config: dict, ids: dict[str, int]) -> dict:
+  """Changes tokenizer.json's `content` as transformers does by its config.
+
+  Also `ids`, where it adds tokens. Returns role -> special token.
+  """
+  kind, splitter = family(config), content["pre_tokenizer"]
+  set_case(content["normalizer"], config)
   if "add_prefix_space" in (splitter or {}):
     default = kind not in _LIKE_GPT2 and splitter["add_prefix_space"]
     splitter["add_prefix_space"] = config.get("add_prefix_space", default)
@@ -251,7 +239,13 @@ def _lay_over(content: dict, config: dict, ids: dict[str, int]) -> None:
   others = config.get("additional_special_tokens") or []
   more = config.get("extra_special_tokens") or []
   more = [*more.values()] if isinstance(more, dict) else more
-  for token in [*others, *more]:
+  special, by_role = dict[str, str](), []
+  for role, (keys, names) in _ROLES.items():
+    for token in [*(config.get(key) for key in keys), *names]:
+      if _name(token) in ids and role not in special:
+        special[role] = _name(token)
+        by_role.append(token)
+  for token in [*by_role, *others, *more]:
     name = _name(token)
     if name not in known:
       about = token if isinstance(token, dict) else {}
@@ -259,6 +253,18 @@ def _lay_over(content: dict, config: dict, ids: dict[str, int]) -> None:
   content["added_tokens"] = sorted(
     known.values(), key=operator.itemgetter("id")
   )
+  return special
+
+
+def set_case(normalizer: dict | None, config: dict) -> None:
+  """Changes a normalizer as BERT's classes do by their config."""
+  kind = (normalizer or {}).get("type")
+  if normalizer and kind == "BertNormalizer" and family(config) in _LIKE_BERT:
+    # A key that is not there has the class's default.
+    normalizer["lowercase"] = config.get("do_lower_case", True)
+    normalizer["strip_accents"] = config.get("strip_accents")
+    chinese = config.get("tokenize_chinese_chars", True)
+    normalizer["handle_chinese_chars"] = chinese
 
 
 def _added(name: str, ids: dict[str, int], about: dict) -> dict:

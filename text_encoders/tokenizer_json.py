@@ -96,7 +96,8 @@ class HuggingFaceEncoder(base.Encoder):
     self._set_vocabulary(tokens, usual | roles, texts)
     self.special = roles
     # What the library does with spaces is seen by what it makes of one.
-    (probe,) = self._encode(["a a"])
+    word = next(filter(str.isalpha, texts), "a")
+    (probe,) = self._encode([f"{word} {word}"])
     self._splits_words = len({*probe.word_ids}) > 1
     begins_with_space = probe.ids and texts[probe.ids[0]].startswith(space)
     if self.marks_spaces and not begins_with_space:

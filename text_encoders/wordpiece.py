@@ -31,7 +31,7 @@ def convert_to_unicode(text: str | bytes) -> str:
 
 def load_vocab(vocab_file: str) -> "collections.OrderedDict[str, int]":
   """Reads a vocabulary: token -> line number; DataError if unreadable."""
-  text = convert_to_unicode(input_files.read(vocab_file))
+  text = convert_to_unicode(input_files.read(vocab_file)).lstrip("\ufeff")
   tokens = _tokens_of(text, vocab_file)
   # The last of equal tokens gives its number, as in google/bert.
   numbers = range(len(tokens))

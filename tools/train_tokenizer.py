@@ -273,8 +273,9 @@ def main(args: Settings) -> None:
   train, kind = _TRAINERS[args.tokenizer]
   lines = sample(text_files.read_lines(paths, text), args.sample_mb * 10**6)
   train(lines, args.output_file, args.vocab_size, lower)
-  encoder = kind(args.output_file, lower)
   beside = base.config_beside(args.output_file)
+  json_files.write(beside, {"do_lower_case": lower})  # not of another one
+  encoder = kind(args.output_file, lower)
   json_files.write(beside, encoder.config())
   size = encoder.vocab_size
   print(f"{args.output_file}: {size:,} tokens ({args.tokenizer})")

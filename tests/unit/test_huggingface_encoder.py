@@ -202,6 +202,22 @@ def test_letters_and_texts_for_people(files, name):
     assert encoder.texts[byte] == "\ufffd"
 
 
+NO_UNK = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", *"ACGT"]
+
+
+def test_a_named_mask_is_one_though_the_file_adds_none(tmp_path):
+  """As transformers adds it, and the library needs no [UNK] for its own."""
+  ids = {token: number for number, token in enumerate(NO_UNK)}
+  model = tokenizers.models.WordLevel(ids, unk_token="[UNK]")
+  library = tokenizers.Tokenizer(model)
+  library.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+  library.save(str(tmp_path / "tokenizer.json"))
+  encoder = HuggingFaceEncoder(str(tmp_path / "tokenizer.json"))
+  assert encoder.encode_with_masks("A [MASK] C").tolist() == [4, 3, 5]
+  (tokens,) = encoder.encode_batch(["A C G T"])
+  assert tokens.tolist() == [4, 5, 6, 7]
+
+
 def test_who_says_which_tokens_are_special(tmp_path):
   names = ["<|begin|>", "<|end|>", "<|nothing|>", "<|hidden|>"]
   path = tmp_path / "tokenizer.json"
@@ -256,10 +272,15 @@ def test_what_is_no_tokenizer(files, tmp_path, content):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-  """Text, and a tokenizer that tools.train_tokenizer made of it."""
+  """Text, and a tokenizer that tools.train_tokenizer made of it.
+
+  Not as a file of another tokenizer says, which stood there.
+  """
   folder = tmp_path_factory.mktemp("trained")
   documents = ["The cat sat. [MASK] it?\nOn the mat\n中国人民大学\n"] * 30
   (folder / "text.txt").write_text("\n".join(documents), encoding="utf-8")
+  stale = {"add_prefix_space": True, "additional_special_tokens": ["[E1]"]}
+  (folder / "tokenizer_config.json").write_text(json.dumps(stale))
   for name in ("tokenizer.json", "again.json"):
     settings = train_tokenizer.Settings(
       input_file=f"{folder}/text.txt", output_file=f"{folder}/{name}",
@@ -277,6 +298,7 @@ def test_a_trained_bpe(trained, tmp_path):
   assert not HuggingFaceEncoder(str(trained / "again.json")).do_lower_case
   said = json.loads((trained / "tokenizer_config.json").read_text())
   assert said["mask_token"] == "[MASK]" and said["do_lower_case"] is True
+  assert "add_prefix_space" not in said and "[E1]" not in encoder.tokens
   # Equal bytes, and no text is unknown.
   lines = (trained / "text.txt").read_text().split("\n")
   train_tokenizer.train_bpe(lines, f"{tmp_path}/a.json", 300)

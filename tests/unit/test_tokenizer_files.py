@@ -14,6 +14,7 @@ from common import json_files
 from common.errors import UserError
 from text_encoders import kinds, tokenizer_files
 from text_encoders.base import SPECIAL_TOKENS, config_beside
+from text_encoders.tokenizer_folder import SPECIAL_FILE
 from tools import prepare_corpus, train_tokenizer
 
 TOKENS = [*LETTERS, "cat", "The", "é", "。"]
@@ -89,10 +90,15 @@ OTHERS = {
                          "add_prefix_space": False}}, "around texts is"),
   ],
   ADDED: [({"[E1]": len(TOKENS)}, r"others here is \['\[E1\]'\]")],
+  SPECIAL_FILE: [
+    ({"additional_special_tokens": ["<e>"]}, "others here is .'<e>'"),
+  ],
   CONFIG: [
     ({"never_split": ["[E1]"]}, r"others here is \['\[E1\]'\]"),
     ({"additional_special_tokens": [{"content": "<e>"}]},
      "others here is .'<e>'"),
+    ({"extra_special_tokens": {"entity": "<e>"}}, "others here is .'<e>'"),
+    ({"added_tokens_decoder": {"3": added("<e>")}}, "others here is .'<e>'"),
     ({"tokenizer_class": "BertJapaneseTokenizer"},
      "tokenizer_class is 'bertjapanese'"),
     ({"do_basic_tokenize": False}, "do_basic_tokenize is False"),
@@ -200,6 +206,9 @@ CASED_JSON = {"normalizer": {**BERT, "lowercase": False}}
     ("a", "vocab.txt", {CONFIG: CASED}, False),
     ("a", "vocab.txt", {"task.json": CASED}, False),
     ("a", "vocab.txt", {JSON: CASED_JSON}, False),
+    # transformers' class sets it by a config that does not say it.
+    ("a", "vocab.txt", {JSON: CASED_JSON,
+     CONFIG: {"tokenizer_class": "BertTokenizer"}}, True),
     ("a", "vocab.txt", {JSON: {"normalizer": steps(CASED_JSON["normalizer"])}},
      None),
     ("cased_L-12_H-768_A-12", "vocab.txt", {}, False),
@@ -225,7 +234,7 @@ def test_the_case_is_what_files_beside_the_vocabulary_say(
     return
   encoder, lines = tokenizer_files.load({"vocab_file": path}, None)
   assert encoder.do_lower_case is lower
-  disagree = name == "vocab.txt" and len(files) > 1
+  disagree = name == "vocab.txt" and {"task.json", CONFIG} <= files.keys()
   told = f"do_lower_case=False as {tmp_path}/a/task.json says, against"
   assert (f"{path}: {told} {tmp_path}/a/{CONFIG}" in lines) is disagree
   monkeypatch.chdir(tmp_path / folder)
