@@ -9,6 +9,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from checkpoints import run_start
 from checkpoints.metrics import BestBy
 from common import files
 from common import tensorflow_v1 as later
@@ -37,7 +38,9 @@ class EmbedderConfig(FinetuningConfig):
   # fmt: off
   eval_file: str | None = _data(None,
     "File to evaluate on, which chooses the best checkpoint: {format}, or a "
-    "folder in BEIR's form (corpus.jsonl, queries.jsonl, qrels/test.tsv).")
+    "folder in BEIR's form (corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv).")
+  eval_split: str = _data("test",
+    "SPLIT of --eval_file, if that is a folder in BEIR's form.")
   text_column: str = _data("anchor",
     "Column of the text that is searched with, such as a question.")
   text_pair_column: str = _data("positive",
@@ -78,7 +81,7 @@ class EmbedderConfig(FinetuningConfig):
 
   kind: ClassVar[str] = tasks.EMBEDDER
   inherits: ClassVar[bool] = True
-  format: ClassVar[str] = "a table (.tsv, .csv, .jsonl or Parquet)"
+  format: ClassVar[str] = "a table (.tsv, .csv, .jsonl, Parquet or Arrow)"
 
   def __post_init__(self):
     super().__post_init__()
@@ -184,6 +187,22 @@ class Embedding(FinetuningTask):
   def lines(self):
     return self._notes
 
+  @functools.cached_property
+  def _geometry(self) -> dict:
+    """How vectors are compared: by cosines, which training learns.
+
+    A model that is only used, such as another library's, may say otherwise.
+    """
+    task = {} if self.config.do_train else run_start.origin_of(self.config).task
+    return {
+      "normalize": task.get("normalize", True),
+      "similarity": task.get("similarity", "cosine"),
+    }
+
+  @property
+  def _is_cosine(self) -> bool:
+    return self._geometry["similarity"] != "dot"
+
   def read(self, part):
     path, config = self.config.path(part), self.config
     texts = Texts(config, self.describe())
@@ -199,15 +218,17 @@ class Embedding(FinetuningTask):
     if self._by_scores:
       pairs = self._pairs(path)
       firsts, seconds, _, scores, names = zip(*pairs, strict=True)
-      measure = functools.partial(measured_pairs, np.array(scores))
+      measure = functools.partial(
+        measured_pairs, np.array(scores), self._is_cosine
+      )
       return Singles(path, texts, firsts, seconds, names * 2, config, measure)
     if is_beir(path):
-      collection = beir.read(path)
+      collection = beir.read(path, config.eval_split)
     else:
       collection = collection_of(self._pairs(path))
     queries, documents = collection.queries, collection.documents
     both, ids = (queries.values(), documents.values()), [*queries, *documents]
-    measure = functools.partial(measured_search, collection)
+    measure = functools.partial(measured_search, collection, self._is_cosine)
     return Singles(path, texts, *both, ids, config, measure)
 
   def _read_groups(self, path: str, texts: Texts) -> GroupSource:
@@ -296,8 +317,13 @@ class Embedding(FinetuningTask):
     vectors = later.tf.reshape(vectors, shape)
     return heads.HeadOutput(None, None, {"vectors": vectors})
 
-  def results(self, source, outputs):
+  def _vectors(self, source, outputs: dict) -> np.ndarray:
+    """The texts' vectors as tools.embed makes them, float32 [texts, H]."""
     vectors = source.vectors(outputs)
+    return nearest.unit(vectors) if self._geometry["normalize"] else vectors
+
+  def results(self, source, outputs):
+    vectors = self._vectors(source, outputs)
     results = source.measure(vectors)
     for size in self.config.dims:
       for name, value in source.measure(vectors[:, :size]).items():
@@ -305,9 +331,9 @@ class Embedding(FinetuningTask):
     return results
 
   def write_predictions(self, source, outputs):
-    """The texts' vectors of length 1, float32 [texts, H], in order."""
+    """The texts' vectors, float32 [texts, H], in order."""
     content = io.BytesIO()
-    np.save(content, nearest.unit(source.vectors(outputs)))
+    np.save(content, self._vectors(source, outputs))
     path = self.config.output_file(VECTORS_FILE)
     files.write(path, content.getvalue())
     return [f"vectors {path}"]
@@ -316,8 +342,7 @@ class Embedding(FinetuningTask):
     config = self.config
     return {
       "pooling": config.pooling,
-      "normalize": True,
-      "similarity": "cosine",
+      **self._geometry,
       "prompts": {QUERY: config.query_prompt, DOCUMENT: config.document_prompt},
       "include_prompt": config.include_prompt,
       "query_length": config.query_length,
@@ -330,38 +355,39 @@ class Embedding(FinetuningTask):
 
 
 def measured_search(
-  collection: beir.Collection, vectors: np.ndarray
+  collection: beir.Collection, is_cosine: bool, vectors: np.ndarray
 ) -> dict[str, float]:
   """Metrics of the vectors of queries and then documents, [texts, d]."""
   queries, documents = np.split(vectors, [len(collection.queries)])
-  best = nearest.top_k(queries, documents, measures.SEARCHED)
+  best = nearest.top_k(queries, documents, measures.SEARCHED, is_cosine)
   results = {}
   for name, value in measures.evaluate(collection, *best).items():
     results[name.replace("@", "_at_")] = value
   return results
 
 
-def measured_pairs(scores: np.ndarray, vectors: np.ndarray) -> dict[str, float]:
+def measured_pairs(
+  scores: np.ndarray, is_cosine: bool, vectors: np.ndarray
+) -> dict[str, float]:
   """Metrics of the vectors of pairs' first texts, then second ones."""
-  firsts, seconds = np.split(nearest.unit(vectors), 2)
-  cosines, results = np.sum(firsts * seconds, axis=1), {}
+  compared = nearest.unit(vectors) if is_cosine else vectors
+  firsts, seconds = np.split(compared, 2)
+  products, results = np.sum(firsts * seconds, axis=1), {}
   for name in ("spearman", "pearson"):
-    results[name] = metrics.OF_NUMBERS[name](scores, cosines)
+    results[name] = metrics.OF_NUMBERS[name](scores, products)
   return results
 
 
 def collection_of(pairs: Iterable[Pair]) -> beir.Collection:
   """Pairs as a search: each text's positives are to be found among all."""
-  queries: dict[str, str] = {}  # text -> id, as documents
-  documents: dict[str, str] = {}
-  qrels: dict[str, dict[str, int]] = {}
+  # A text in both columns has one id, by which `measures.evaluate` knows it.
+  ids: dict[str, str] = {}
+  collection = beir.Collection({}, {}, {})
   for pair in pairs:
-    query = queries.setdefault(pair.first, f"query {len(queries)}")
+    query = ids.setdefault(pair.first, f"text {len(ids)}")
+    collection.queries[query] = pair.first
     for text in (pair.second, *pair.negatives):
-      documents.setdefault(text, f"document {len(documents)}")
-    qrels.setdefault(query, {})[documents[pair.second]] = 1
-  return beir.Collection(
-    dict(zip(queries.values(), queries, strict=True)),
-    dict(zip(documents.values(), documents, strict=True)),
-    qrels,
-  )
+      document = ids.setdefault(text, f"text {len(ids)}")
+      collection.documents[document] = text
+    collection.qrels.setdefault(query, {})[ids[pair.second]] = 1
+  return collection

@@ -35,7 +35,8 @@ def of_task(task: dict, side: str, tokenizer: Encoder, length: int) -> Side:
   """
   prompt, first = task.get("prompts", {}).get(side, ""), 0
   if prompt:
-    [tokens] = tokenizer.encode_batch([prompt])
+    # A space at its end may be a part of the text's first token.
+    [tokens] = tokenizer.encode_batch([prompt.rstrip()])
     before, after = tokenizer.template(1)
     end = len(before) + len(tokens)
     if end + len(after) >= length:

@@ -37,12 +37,14 @@ class Embedder:
       task_file.check_length(length, source.bert)
       self._sides[side] = sides.of_task(source.task, side, tokenizer, length)
 
-  def embed(self, texts: Sequence[str], side: str = DOCUMENT) -> np.ndarray:
-    """float32 [n, d]: the vectors of texts, in their order.
+  def embed(
+    self, texts: str | Sequence[str], side: str = DOCUMENT
+  ) -> np.ndarray:
+    """float32 [n, d]: the vectors of texts, in their order; a str is one.
 
     `side`: "query" or "document", whose prompt and length the texts have.
     """
-    encoded = []
+    encoded, texts = [], [texts] if isinstance(texts, str) else texts
     for ids, cut in self._sides[side].encode(texts):
       encoded.append(ids)
       if cut and not self.cut:

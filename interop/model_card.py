@@ -169,7 +169,12 @@ def _usage(pipeline: str, task: dict, mask: str) -> str:
 def _vectors(task: dict, width: int) -> str:
   """How an embedder's texts become vectors, in a line or two."""
   lines = [f"A text's vector has {width} numbers, the last layer's "]
-  lines.append("mean" if task.get("pooling") != "cls" else "output at [CLS]")
+  if task.get("pooling") == "cls":
+    lines.append("output at [CLS]")
+  else:
+    lines.append("mean")
+    if not task.get("include_prompt", True):
+      lines.append(" over the tokens after the prompt")
   if task.get("normalize"):
     lines.append(", of length 1")
   if task.get("matryoshka_dims"):

@@ -21,6 +21,7 @@ from checkpoints import (
 from checkpoints.description import Description
 from checkpoints.metrics import BEST_BY, BestBy, best_evaluation, is_of_average
 from common.errors import UserError
+from common.files import file_sha256
 from common.model_files import TASK_FILE
 from common.settings import in_group, setting
 from config import stages
@@ -29,8 +30,6 @@ from model.tasks import PRETRAINING, SQUAD
 from records import record_report
 from text_encoders import kinds, tokenizer_files
 from text_encoders.base import Encoder
-from text_encoders.tokenizer_folder import VOCABULARY_FILE
-from text_encoders.tokenizer_json import HuggingFaceEncoder
 from text_encoders.wordpiece import WordPieceEncoder
 
 CHECKPOINT_NAME = "bert_model.ckpt"  # in the folders that google/bert published
@@ -106,12 +105,19 @@ class Source:
   def is_export(self) -> bool:
     return is_export(self.path)
 
+  def digests(self) -> list[str]:
+    """What tells other weights or another vocabulary, on any machine."""
+    paths = [*self.vocabulary.values()]
+    for inside in (".*", "/*", "/variables/*"):  # of a checkpoint, of folders
+      paths += glob.glob(f"{glob.escape(self.path)}{inside}")
+    return sorted(map(file_sha256, filter(os.path.isfile, paths)))
+
   def lines(self) -> list[str]:
     """The checkpoint and what is assumed, for the console."""
-    title = [] if self.is_export else [f"{self.path} ({self.chosen})"]
     task_file = os.path.join(self.folder, TASK_FILE)
     answers = assumed_answers(self.task, task_file)
-    return [*title, *self.notes, *self.assumed_case, *answers]
+    title = f"{self.path} ({self.chosen})"
+    return [title, *self.notes, *self.assumed_case, *answers]
 
   def tokenizer(self) -> Encoder:
     if not self.vocabulary:
@@ -181,24 +187,7 @@ def assumed_answers(task: dict, task_file: str) -> list[str]:
 
 def find_vocabulary(task: dict, named: dict, folder: str) -> dict[str, str]:
   """Flag -> file; an error if the `named` ones contradict the folder's."""
-  wordpiece, huggingface = WordPieceEncoder.flag, HuggingFaceEncoder.flag
-  names = task.get("vocabulary") or kinds.VOCABULARIES
-  if huggingface_folder.is_folder(folder):
-    name = HuggingFaceEncoder.usual_name
-    if not os.path.exists(os.path.join(folder, name)):
-      name = VOCABULARY_FILE  # RoBERTa's, with its merges
-    names = {**names, huggingface: name}
-  files: dict[str, str] = {}
-  for flag, name in names.items():
-    path = os.path.join(folder, name)
-    if os.path.exists(path):
-      files[flag] = path
-  if len(files) > 1 and huggingface in files:
-    # It stands beside the other kinds, too: it counts where they do not.
-    if wordpiece in files and not tokenizer_files.fits(files[wordpiece]):
-      del files[wordpiece]
-    else:
-      del files[huggingface]
+  files = huggingface_folder.vocabularies(folder, task)
   for flag, path in named.items():
     is_same = flag in files and filecmp.cmp(path, files[flag], shallow=False)
     if files and not is_same:

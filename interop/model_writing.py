@@ -54,10 +54,14 @@ def task_differences(task: dict, other: dict) -> list[str]:
   """The keys that differ between two files' tasks."""
   # An older task.json does not say these, which is no difference.
   newer, differing = ("objective", "segment_ids"), []
-  # Each training chooses a threshold, and the first one's stays.
-  ignored = {"label_threshold", *agreement.OF_FILES}
-  for key in sorted((task.keys() | other.keys()) - ignored):
-    values = task.get(key), other.get(key)
+  facts, others = agreement.of_task(task), agreement.of_task(other)
+  # Each training has its own columns and threshold, and the first one's stay.
+  ignored = {"label_threshold", "matryoshka_dims"}
+  for fact, fixed in agreement.FIXED.items():
+    if fixed.scope != agreement.MODEL:
+      ignored.add(fact)
+  for key in sorted((facts.keys() | others.keys()) - ignored):
+    values = facts.get(key), others.get(key)
     if values[0] != values[1] and not (key in newer and None in values):
       differing.append(key)
   return differing

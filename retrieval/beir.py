@@ -13,7 +13,6 @@ from common.errors import DataError
 from corpus import tables
 from retrieval import texts
 
-_QUERIES_FILE = "queries.jsonl"
 _COLUMNS = "query-id", "corpus-id", "score"
 _HEADER = f"a header with {', '.join(_COLUMNS)}"
 
@@ -33,10 +32,10 @@ def read(folder: str, split: str = "test") -> Collection:
   of unknown documents or queries.
   """
   documents = _texts(os.path.join(folder, texts.CORPUS_FILE))
-  queries = _texts(os.path.join(folder, _QUERIES_FILE))
+  queries = _texts(os.path.join(folder, texts.QUERIES_FILE))
   path = os.path.join(folder, "qrels", f"{split}.tsv")
   if not stores.at(path).is_file():
-    raise DataError(f"{path}: no such file: --split names one of that folder")
+    raise DataError(f"{path}: no such file: name a split that is there")
   rows, columns = tables.read_table(path), []
   for name in _COLUMNS:
     columns.append(tables.column(path, rows, name, _HEADER))
@@ -46,7 +45,7 @@ def read(folder: str, split: str = "test") -> Collection:
   for row, query, document, gain in zip(rows, *columns, scores, strict=True):
     gains = qrels.setdefault(query, {})
     if query not in queries:
-      fault = f"{query!r} is not in {_QUERIES_FILE}"
+      fault = f"{query!r} is not in {texts.QUERIES_FILE}"
     elif document not in documents:
       fault = f"{document!r} is not in {texts.CORPUS_FILE}"
     elif not queries[query]:

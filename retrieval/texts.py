@@ -13,7 +13,8 @@ from corpus import documents, text_files
 from corpus.documents import DocumentFormat
 from corpus.text_files import Piece, TextFormat
 
-CORPUS_FILE = "corpus.jsonl"  # of a folder of BEIR's form, see beir.py
+# Of a folder of BEIR's form, see beir.py.
+CORPUS_FILE, QUERIES_FILE = "corpus.jsonl", "queries.jsonl"
 _BEIR = DocumentFormat(TextFormat(text_field="text"), "_id")
 _LINES = (Format.TEXT, Format.JSON_LINES)
 _PIECE_BYTES = 256 << 10
@@ -25,6 +26,7 @@ class Texts(NamedTuple):
 
   pieces: list[Piece]
   form: DocumentFormat
+  are_beir: bool = False
 
   def read(self) -> Iterator[tuple[str, str]]:
     """(id, text) of each; DataError names a bad line.
@@ -39,7 +41,7 @@ class Texts(NamedTuple):
         for offset, line in text_files.offset_lines(piece, form.text):
           if line:
             yield f"{piece.path}:{offset}", line
-      elif form == _BEIR:
+      elif self.are_beir:
         for offset, record in text_files.records(piece, form.text):
           name = record.get(form.id_field, f"{piece.path}:{offset}")
           parts = record.get("title") or "", record["text"] or ""
@@ -56,16 +58,18 @@ def is_beir(path: str) -> bool:
 
 def of_beir(path: str) -> Texts:
   """The documents of a file of BEIR's form, titles first, or its queries."""
-  return _texts([documents.Source(path)], _BEIR)
+  return _texts([documents.Source(path)], _BEIR)._replace(are_beir=True)
 
 
-def find(files: str, text_field: str, id_field: str) -> Texts:
+def find(
+  files: str, text_field: str, id_field: str, name: str = CORPUS_FILE
+) -> Texts:
   """The texts of files, names and globs, or of a folder of BEIR's form.
 
-  DataError for a file without the columns.
+  `name`: the file of such a folder. DataError for a file without the columns.
   """
   if is_beir(files):
-    return of_beir(os.path.join(files, CORPUS_FILE))
+    return of_beir(os.path.join(files, name))
   form = DocumentFormat(TextFormat(text_field=text_field), id_field)
   return _texts(documents.expand_patterns(files), form)
 

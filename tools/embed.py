@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from common import input_files, stores
-from common.console import Progress, counted
+from common.console import Progress, counted, tell
 from common.errors import DataError, UserError
 from common.settings import in_group, run_with, setting
 from corpus import text_files
@@ -63,9 +63,10 @@ class ModelSettings:
   def open(self, model: str) -> embedding.Embedder:
     return _open(model, self.parts, self.max_seq_length)
 
-  def texts(self, files: str) -> Texts:
-    """The texts of --input or --documents."""
-    return texts.find(files, self.text_field, self.id_field)
+  def texts(self, files: str, side: str = DOCUMENT) -> Texts:
+    """The texts of a flag that names files, for a side of a search."""
+    name = texts.CORPUS_FILE if side == DOCUMENT else texts.QUERIES_FILE
+    return texts.find(files, self.text_field, self.id_field, name)
 
 
 @functools.cache  # once in each process
@@ -173,18 +174,21 @@ def embed(
   kind = input_files.ending(settings.output)
   if kind not in _WRITERS:
     raise UserError(f"--output={settings.output}: name it *.npy or *.parquet")
-  source = settings.texts(settings.input)
-  paths = dict.fromkeys(piece.path for piece in source.pieces)
+  inputs = settings.texts(settings.input, settings.side)
+  paths = dict.fromkeys(piece.path for piece in inputs.pieces)
   input_files.check_not_written(paths, "--input", settings.output)
   states = shared_work.states_of(paths)
   # By its checkpoint, beside which a run may be saving others.
-  model = model_source.find(model, settings.parts).path
+  source = model_source.find(model, settings.parts)
+  model = source.path
+  if not worker.number:
+    tell(*source.lines())
 
   def make(work: shared_work.SharedWork) -> list[str]:
     folder, tasks = work.folder("vectors"), []
-    for number, piece in enumerate(source.pieces):
+    for number, piece in enumerate(inputs.pieces):
       path = f"{folder}/{number:06d}.json"
-      part = source._replace(pieces=[piece])
+      part = inputs._replace(pieces=[piece])
       work_on = functools.partial(_embed_piece, settings, model, part, path)
       chunk_file = functools.partial(_chunk_file, path)
       tasks.append(leases.Task(path, work_on, chunk_file))
@@ -210,6 +214,7 @@ def embed(
     return lines
 
   plan = dataclasses.asdict(settings) | {"model": model, "files": states}
+  plan |= {"task": source.task, "weights": source.digests()}
   del plan["workers"]
   folder = os.path.dirname(settings.output)
   job = work_dir.Job(output.work_folder(), plan, "--output", folder)

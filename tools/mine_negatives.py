@@ -101,6 +101,7 @@ def mine(settings: MiningSettings, model: str) -> None:
   for number, normal in enumerate(candidates):
     numbers[normal] = number
   anchors, embedder = collection.queries, settings.open(model)
+  tell(*embedder.source.lines())
   queries = embed.vectors_of(embedder, anchors.values(), len(anchors), QUERY)
   documents = embed.vectors_of(embedder, contents, len(contents), DOCUMENT)
   if embedder.is_cosine:

@@ -89,6 +89,7 @@ class Reranker:
         "regression of pairs of run_classifier.py, and its --rerank_label"
       )
     self._label = labels.index(label) - len(labels)
+    tell(*source.lines())
     self._predictor = predictions.load(source)
     self._documents, self.depth = documents, settings.rerank_depth
 
@@ -118,6 +119,7 @@ class Search:
     if settings.rerank:
       self._reranker = Reranker(settings, documents)
     self._embedder = settings.open(model)
+    tell(*self._embedder.source.lines())
     size = len(documents), self._embedder.size
 
     def vectors() -> np.ndarray:
@@ -194,7 +196,7 @@ def _read_queries(settings: SearchSettings) -> Iterator[str]:
   if settings.query is not None:
     yield settings.query
   elif settings.queries:
-    for _, text in settings.texts(settings.queries).read():
+    for _, text in settings.texts(settings.queries, QUERY).read():
       yield text
   else:
     if sys.stdin.isatty():

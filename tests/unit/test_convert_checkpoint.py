@@ -47,6 +47,7 @@ from checkpoints import checkpoint_files
 from common.errors import UserError
 from config.bert_config import BertConfig
 from interop import model_source
+from interop.model_writing import task_differences
 from interop.predictions import Input
 from model import weights
 from model.weights import (
@@ -419,6 +420,15 @@ def test_means_are_of_different_checkpoints_of_one_model(tmp_path):
     ([a, c], r"a/bert.* and .*c/.* differ in hidden_act:"),
   ):
     refused(models, tmp_path / "out", message, to="tensorflow")
+
+
+def test_a_mean_needs_no_equal_columns():
+  """Which are of a run; the model's own facts count."""
+  task = {"task": "embedder", "text_column": "anchor", "simcse": False}
+  task |= {"prompts": {"query": "q "}, "normalize": True}
+  assert not task_differences(task, {**task, "text_column": "question"})
+  for changed in ({"prompts": {"query": ""}}, {"normalize": False}):
+    assert task_differences(task, {**task, **changed})
 
 
 # What others write ------------------------------------------------------------

@@ -9,6 +9,7 @@ import runs
 
 from checkpoints import metrics
 from common.errors import UserError
+from interop import embedding
 from training import train_loop
 
 run = finetuning_runs.run
@@ -183,6 +184,27 @@ def test_vectors_are_those_of_texts_to_search_with(embed, tmp_path):
     lengths.append(sum(len(one.texts[0].ids) for one in examples))
   # One side's prompt has a letter more than the other's.
   assert lengths[0] == lengths[1] + len(examples)
+
+
+def test_a_model_is_used_as_it_compares(embed, tmp_path):
+  """Also one of another library, whose vectors have no length of 1."""
+  first, use = tmp_path / "a", dict(do_train=False, do_predict=True)
+  run(embed(first, num_train_epochs=1.0))
+  path = first / "task.json"
+  task = json.loads(path.read_text())
+  changed = {"normalize": False, "similarity": "dot"}
+  path.write_text(json.dumps({**task, **changed}))
+  (index,) = first.glob("model.ckpt-*.index")
+  model = str(index.with_suffix(""))
+  task = embed(tmp_path / "b", init_checkpoint=model, do_eval=True, **use)
+  run(task)
+  rows = (tmp_path / "b.jsonl").read_text().splitlines()
+  texts = [json.loads(row)["anchor"] for row in rows]
+  want = embedding.open_embedder(model).embed(texts, "query")
+  assert not np.allclose(np.linalg.norm(want, axis=1), 1)
+  got = np.load(tmp_path / "b" / "vectors.npy")
+  np.testing.assert_allclose(got, want, atol=1e-5)
+  assert task.describe()["similarity"] == "dot"
 
 
 def test_a_prompt_leaves_room_for_a_text(embed, tmp_path):

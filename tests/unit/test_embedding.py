@@ -14,9 +14,10 @@ from samples import TINY
 import predict
 from checkpoints import checkpoint_weights
 from common.errors import DataError, UserError
-from finetuning import windows
+from finetuning import sides, windows
 from interop import embedding, inference, model_source
 from model import tasks, weights
+from text_encoders.tokenizer_json import HuggingFaceEncoder
 from text_encoders.wordpiece import WordPieceEncoder
 
 TEXTS = ["a b c", "", "c d e " * 30, "ab", "d", "b c d e a b c"]
@@ -86,6 +87,15 @@ def test_a_side_has_its_prompt_length_and_pooling(
       np.testing.assert_allclose(vector, want, atol=2e-6)
   assert embedder.cut and capsys.readouterr().err.count("lose their end") == 1
   embedder.close()
+
+
+def test_a_prompt_ends_before_the_first_word(bpe_file):
+  """Whose token has the space between them."""
+  encoder = HuggingFaceEncoder(bpe_file)
+  task = {"prompts": {"query": "mat in "}, "include_prompt": False}
+  side = sides.of_task(task, "query", encoder, 24)
+  [(ids, _)] = side.encode(["the cat"])
+  assert "".join(encoder.texts[n] for n in ids[side.pooled]) == " the cat[SEP]"
 
 
 def test_the_nearest_texts_of_a_file(make, tmp_path, capsys):

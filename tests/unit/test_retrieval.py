@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from common.errors import DataError, UserError
+from finetuning.embedding import Pair, collection_of, measured_search
 from retrieval import beir, bm25, measures, nearest, texts
 
 HEADER = "query-id\tcorpus-id\tscore\n"
@@ -73,8 +74,20 @@ def test_bad_folders_are_a_line(tmp_path, parts, message):
     beir.read(write(tmp_path, **parts))
 
 
+def test_titles_are_of_folders_alone(tmp_path):
+  """Not of any file whose columns are named as theirs."""
+  folder = write(tmp_path)
+  names = {"text_field": "text", "id_field": "_id"}
+  of_folder = dict(texts.find(folder, **names).read())
+  of_file = dict(texts.find(f"{folder}/corpus.jsonl", **names).read())
+  assert of_folder["d1"] == "Ada wrote the first program"
+  assert of_file["d1"] == "wrote the first program"
+  queries = texts.find(folder, **names, name=texts.QUERIES_FILE)
+  assert [*dict(queries.read())] == ["q1", "q2", "unjudged"]
+
+
 def test_another_split_is_named(tmp_path):
-  with pytest.raises(DataError, match="dev.tsv: no such file: --spl"):
+  with pytest.raises(DataError, match="dev.tsv: no such file: name a"):
     beir.read(write(tmp_path), "dev")
 
 
@@ -148,6 +161,16 @@ def test_measures_are_trec_evals(queries, expected):
   )  # fmt: skip
   assert [*results] == ["ndcg@10", "mrr@10", "recall@100"]
   np.testing.assert_allclose([*results.values()], expected, atol=1e-12)
+
+
+def test_a_text_is_no_wrong_answer_to_itself():
+  pairs = ["ab", "ba", "cd", "dc"]
+  collection = collection_of(Pair(*pair) for pair in pairs)
+  vector_of = {"a": [1, 0.0], "b": [1, 0.1], "c": [0, 1], "d": [0.1, 1]}
+  both = [*collection.queries.values(), *collection.documents.values()]
+  vectors = np.array([vector_of[text] for text in both])
+  results = measured_search(collection, True, vectors)
+  assert results["ndcg_at_10"] == results["mrr_at_10"] == 1
 
 
 def test_vectors_and_words_are_measured(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import sys
 
 import numpy as np
@@ -139,9 +140,42 @@ def test_a_search_finds_the_nearest(
   flags["vectors"] = str(folder / "given.npy")
   (close,) = found(capsys, folder, query="e", **flags)
   assert [n for n, _ in close] == [n for n, _ in best[1]]
-  # What people read has the texts.
+  # What people read has the texts, and on stderr the model.
   lines = searched(capsys, folder, query="e", top_k=1)
   assert lines[1].startswith("  1. 0.")
+  settings = search.SearchSettings(documents=str(folder / "t.txt"), query="e")
+  search.main(settings, str(folder / "model"))
+  assert "bert_model.ckpt (the only one)" in capsys.readouterr().err
+
+
+def test_queries_of_a_folder_are_searched_with(folder, embedder, capsys):
+  queries = str(folder / "beir")
+  lines = searched(capsys, folder, "beir", queries=queries, json=True)
+  assert [json.loads(line)["query"] for line in lines] == ["b", "a b d"]
+  lines = make_vectors(folder, "q.npy", "beir", side="query")
+  want = embedder.embed(["b", "a b d"], "query")
+  np.testing.assert_allclose(np.load(folder / "q.npy"), want, atol=1e-5)
+
+
+def test_one_text_has_one_vector(embedder, expected):
+  np.testing.assert_allclose(embedder.embed(TEXTS[0]), expected[:1], atol=1e-6)
+
+
+def test_vectors_of_two_models_are_two_plans(folder, tmp_path, monkeypatch):
+  """So that none is finished from what the other one left."""
+  plans, letters = [], str(folder / "model/vocab.txt")
+  monkeypatch.setattr(
+    embed.shared_work, "share", lambda make, job, *_: plans.append(job.plan)
+  )
+  settings = embed.EmbedSettings(
+    input=str(folder / "t.txt"), output=str(tmp_path / "v.npy")
+  )
+  model = tmp_path / "model"
+  for changes in ((), (), [("bert/embeddings/LayerNorm/beta", 1.0)]):
+    trained.write_model(model, "embedder", letters, changes)
+    embed.embed(settings, str(model), work_dir.alone())
+    shutil.rmtree(model)
+  assert plans[0] == plans[1] != plans[2]
 
 
 def test_a_reranker_orders_the_first(folder, capsys):
