@@ -81,10 +81,7 @@ def read(prefixes: Sequence[str], of_average: bool = False) -> Weights:
     arrays = []
     for checkpoint in checkpoints:
       if of_average and f"{name}/{AVERAGE}" not in checkpoint.shapes:
-        raise CheckpointError(
-          f"{checkpoint.path}: there is no average of {name}: its training had "
-          "no --average_updates"
-        )
+        raise without_average(checkpoint.path)
       array = checkpoint[f"{name}/{AVERAGE}" if of_average else name]
       if array.dtype.kind in "iubSUO":
         raise CheckpointError(
@@ -134,3 +131,11 @@ def _state_lines(names) -> list[str]:
     else:
       lines.append(name)
   return [f"{n} slots {kind}" for kind, n in kinds.items()] + lines
+
+
+def without_average(path: str) -> CheckpointError:
+  """The error of a checkpoint whose averages are asked for."""
+  return CheckpointError(
+    f"{path}: it has no average of weights: its training had no "
+    "--average_updates"
+  )

@@ -30,6 +30,7 @@ _RUNS = {
       "flags?": {
         "objective?": (*data_set.OBJECTIVES, None), "stages?": ([dict], None),
       },
+      "resumed?": bool,
       "plan?": ({"updates?": int, "stage?": {"number": int}}, None),
       "data?": (
         {"files": [str], "tokenizer?": (data_set.TOKENIZER, None)}, None,
@@ -251,14 +252,15 @@ def read(folder: str) -> Description:
     is_there = bool(folder) and os.path.exists(path)
     contents.append(json_files.read_own(path, remedy, form) if is_there else {})
   run, task = contents
-  # Older versions wrote flags of `ORIGIN` also as a resumed run was given them.
-  # A start at the first one's update found nothing saved, and began anew.
+  # Older versions wrote flags of `ORIGIN` also as a resumed run was given them,
+  # and not which starts resumed it: those after the first one's update.
   starts, first = list[dict](), dict[str, Any]()
   for start in run.get("runs", ()):
     # From here on each start has these keys.
     start = {"flags": {}, "plan": None, "data": None, **start}
     step = start.get("first_update", 0)
-    if start["plan"] and first and first.get("first_update", 0) < step:
+    later = bool(first) and first.get("first_update", 0) < step
+    if start["plan"] and first and start.get("resumed", later):
       start["flags"] = of_one_run(start["flags"], first["flags"])
     elif start["plan"]:
       first = start

@@ -1,25 +1,25 @@
 """Where variables get their values: new, from a checkpoint, or from memory."""
 
-import dataclasses
 import itertools
 import math
 import re
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from checkpoints import agreement, description
-from checkpoints.checkpoint_files import (
-  Checkpoint,
-  CheckpointError,
-  CheckpointFiles,
+from checkpoints import agreement, checkpoint_files, description
+from checkpoints.checkpoint_files import Checkpoint, CheckpointError
+from checkpoints.checkpoint_weights import (
+  STATE,
+  open_checkpoint,
+  without_average,
 )
-from checkpoints.checkpoint_weights import STATE, open_checkpoint
 from checkpoints.run_start import STAGE
 from checkpoints.snapshot import SavedVariables, Snapshot
 from common.console import indented, say
 from common.tensorflow_v1 import OPTIONAL_VARIABLES, tf
+from config.optimizers import AVERAGE
 from gradients import averages, sharded_variables
 from model import growth
 from model.tasks import LABELLED, MASKED_LM
@@ -65,8 +65,7 @@ def _names(variables) -> set[str]:
   return {variable.op.name for variable in variables}
 
 
-@dataclasses.dataclass(frozen=True)
-class InitReport:
+class InitReport(NamedTuple):
   """What `--init_checkpoint` gave: lists of variable names."""
 
   path: str
@@ -145,7 +144,7 @@ class Restore:
 
   def __init__(
     self,
-    files: CheckpointFiles,
+    files: checkpoint_files.CheckpointFiles,
     variables: SavedVariables,
     comm,
     snapshot: Snapshot | None = None,
@@ -261,6 +260,8 @@ class Restore:
       names = getattr(values, "shapes", values).keys()
       absent = self._variables.shapes.keys() - names
       missing = absent - optional
+      if missing and all(lacking.endswith(AVERAGE) for lacking in missing):
+        raise without_average(name)
       if missing:
         raise CheckpointError(
           f"{name}: cannot be resumed, it lacks {min(missing)} and "

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 
-from checkpoints import checkpoint_files, description
+from checkpoints import description
 from common import json_files
 from common import tensorflow_v1 as later
 from common.errors import UserError
@@ -107,21 +107,22 @@ def versions() -> dict:
   return version
 
 
-def write_start(config, task, step: int) -> None:
+def write_start(config, task, step: int, resumed: bool) -> None:
   """Adds a start after update `step` to run.json; a training's BERT config.
 
-  `task` is its `train_loop.Task`, or None.
+  `task` is its `train_loop.Task`, or None; `resumed`: the run went on.
   """
   if task:
     path = os.path.join(config.output_dir, description.CONFIG_FILE)
     json_files.write(path, config.bert.to_dict())
   before, flags = description.read(config.output_dir), config.as_dict()
-  if checkpoint_files.has_begun(config.output_dir):
+  if resumed:
     last = before.training or {"flags": {}}
     flags = description.of_one_run(flags, last["flags"])
   start = {
     "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     "first_update": step,
+    "resumed": resumed,  # else starts before it have saved nothing
     "command": sys.argv[1:],  # as typed; the flags are what came of it
     "flags": flags,
     "plan": dataclasses.asdict(task.plan) if task else None,

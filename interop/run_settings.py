@@ -82,6 +82,12 @@ class Origin(NamedTuple):
   chosen: str = ""  # the checkpoint that a new run reads
   lines: tuple[str, ...] = ()  # for the log
 
+  @property
+  def stage(self) -> int:
+    """The number of the stage in which a run continues."""
+    training = self.about.training if self.continues else None
+    return training["plan"].get("stage", {}).get("number", 0) if training else 0
+
 
 def configured(
   kind: type, flags: dict, in_files: dict, contents: dict,
@@ -95,9 +101,13 @@ def configured(
   loads TensorFlow.
   """
   values = in_files | flags
-  if contents.get("stages"):
-    values |= contents["stages"][0]  # what is read first
   origin = find_origin(values.get("output_dir") or "", flags)
+  if contents.get("stages"):
+    # What is read first; the records of a stage that has ended may be gone.
+    stage = contents["stages"][: 1 + origin.stage][-1]
+    values |= stage
+    if "input_file" in in_files:
+      in_files = {**in_files, "input_file": stage["input_file"]}
   trains = is_training(values)
   held_out = None if trains else values.get("eval_input_file")
   files = held_out or values.get("input_file")
@@ -105,9 +115,7 @@ def configured(
   if kind is PretrainingConfig:
     defaults, lines = _objective(values, trains, origin, records)
     if origin.model and records:
-      lines += other_text(
-        origin.model, records, bool(values.get("other_vocabulary"))
-      )
+      lines += other_text(origin.model, records, values.get("other_vocabulary"))
   else:
     defaults, lines = _of_model(flags, origin)
     # The flags that task.json sets; a training may use another task's model.
@@ -162,7 +170,11 @@ def find_origin(run: str, present: dict) -> Origin:
     if not (begun and os.path.exists(os.path.join(run, RUN_FILE))):
       folder = branch if os.path.isdir(branch) else os.path.dirname(branch)
   about, notes = description.read(folder), []
-  if branch:
+  if begun and not branch and about.training and is_training(present):
+    # Without it a cooldown would go on as an ordinary run.
+    branch = about.training["flags"].get("cooldown_from")
+    notes += [f"--cooldown_from={branch}, as {run} began"] if branch else []
+  elif branch:
     branch = run_start.cooldown(branch, about, folder == run)
     notes.append(f"--cooldown_from={present['cooldown_from']}: {branch}")
   if begun:
@@ -310,7 +322,7 @@ def _segments(
 
 
 def other_text(
-  model: Located, records: RecordFiles, is_meant: bool
+  model: Located, records: RecordFiles, is_meant: bool | None
 ) -> list[str]:
   """A line if records are of another vocabulary or case than a model.
 
@@ -326,9 +338,8 @@ def other_text(
   else:
     files = model_source.find_vocabulary(about.task, {}, about.folder)
     digests = {file_sha256(file) for file in files.values()}
-    lower = about.task.get(
-      "do_lower_case", tokenizer_files.published_case(model.path)
-    )
+    published = tokenizer_files.published_case(model.path)
+    lower = about.task.get("do_lower_case", published)
   if lower in (None, info.do_lower_case):
     if digests <= {info.sha256} or _has_the_tokens(files, path, info):
       return []

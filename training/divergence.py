@@ -8,15 +8,16 @@ Spikes are skipped, too. After several in a row the run goes back to weights of
 before, and on with the records that follow. If spikes go on, it stops.
 """
 
-import json
+import contextlib
 import os
+from collections.abc import Iterator
 
 import numpy as np
 
 from checkpoints import checkpoint_files, metrics
 from common import json_files
 from common.console import say, tell
-from common.errors import UserError
+from common.errors import UserError, reason
 
 FILE = "nonfinite.json"
 PATIENCE = 10  # updates in a row
@@ -99,6 +100,10 @@ class Guard:
     run.checkpointer.restore.rewind(run.session, to)
     if run.comm.is_root:  # what has gone bad is not for a second time
       files.remove(bad for bad in files.steps() if bad > to)
+      if run.job.evaluate:
+        run.job.evaluate.forget_after(to)
+      folder, by = run.config.output_dir, run.job.best_by
+      files.protected = metrics.best_evaluation(folder, to, by)
     say(
       run.comm,
       f"update {step:,}: {in_a_row} updates in a row were far above those "
@@ -145,7 +150,8 @@ class Guard:
       return f"{reason}; rank 0 says more"
     path = os.path.join(run.config.output_dir, FILE)
     report = self._report()
-    json_files.write(path, report)
+    with _noting(path):
+      json_files.write(path, report)
     records = report["records"]
     name, largest = next(iter(report["largest_weights"].items()))
     newest = run.checkpointer.files.newest(before=first["update"])
@@ -186,8 +192,8 @@ class Guard:
       "loss_deviations": loss_deviations,
       "records": records,
     }
-    with open(path, "a", encoding="utf-8") as f:
-      print(json.dumps(spike), file=f)
+    with _noting(path):
+      json_files.append_line(path, spike)
     judged = (
       ("the gradient's norm", norm, norm_deviations),
       ("the loss", loss, loss_deviations),
@@ -219,6 +225,15 @@ class Guard:
       "records": self._records(first["update"]),
       "largest_weights": {name: largest[name] for name in worst},
     }
+
+
+@contextlib.contextmanager
+def _noting(path: str) -> Iterator[None]:
+  """A block that writes a note, whose failure is told and ends nothing."""
+  try:
+    yield
+  except OSError as e:
+    tell(f"{path} could not be written: {reason(e)}")
 
 
 def _named(records: list[dict]) -> str:

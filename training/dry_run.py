@@ -330,8 +330,8 @@ def lines(
     yield f"  --max_train_minutes has time for about {updates:,} updates"
   kept, one = job.config.keep_checkpoints, measured.checkpoint_mb / 1024
   yield (
-    f"  disk: {one:.2g} GB a checkpoint, {one * (kept + 1):.2g} GB for "
-    f"--keep_checkpoints={kept} and the best"
+    f"  disk: {one:.2g} GB a checkpoint, {one * (kept + 2):.2g} GB for "
+    f"--keep_checkpoints={kept}, the best and one more"
   )
 
 

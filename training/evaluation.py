@@ -11,7 +11,6 @@ import input_pipeline
 from checkpoints import description, metrics
 from common import errors
 from common.console import say, tell
-from common.errors import UserError
 from common.tensorflow_v1 import tf
 from config.optimizers import AVERAGE
 from gradients import distributed
@@ -69,6 +68,12 @@ class Evaluator:
     )
     return results
 
+  def forget_after(self, step: int) -> None:
+    """Drops the evaluations of updates after `step`, which a run has left."""
+    self.close()
+    self._log = None
+    metrics.forget_after(self._output_dir, metrics.EVAL_METRICS_FILE, step)
+
   def close(self) -> None:
     if self._log:
       self._log.close()
@@ -107,6 +112,14 @@ class EvaluationBatches:
       if batch < mine:
         yield fetched
 
+  def totals(self, session, signals, watchdog) -> dict:
+    """name -> total of what is fetched, scalars, over all ranks; as `run`."""
+    totals = np.zeros(len(self.fetches))
+    for row in self.run(session, signals, watchdog):
+      totals += [row[name] for name in self.fetches]
+    totals = self.comm.data_parallel.gather(totals).sum(axis=0).tolist()
+    return dict(zip(self.fetches, totals, strict=True))
+
 
 def overlap_warning(
   evaluated: Sequence[str], trained: Sequence[str], flag: str
@@ -136,7 +149,7 @@ def is_out_of_memory(error: Exception) -> bool:
 def clear_error(error: Exception, source=None, numbers=()) -> Exception:
   """The cause of an error: memory, a damaged record, a lost rank, or itself."""
   if is_out_of_memory(error):
-    return UserError(
+    return errors.UserError(
       f"out of memory ({errors.reason(error)[:200]}): lower "
       "--train_batch_size, or that of the stage, which with "
       "--global_batch_size trains the same, or --eval_batch_size in an "
@@ -147,12 +160,3 @@ def clear_error(error: Exception, source=None, numbers=()) -> Exception:
   # A lost rank comes before the search for a damaged record: others wait.
   known = getattr(source, "error", None) or distributed.rank_lost(error)
   return known or (source and source.explain(numbers)) or error
-
-
-def add_up(rows, names, comm) -> dict:
-  """name -> total over the `rows` of all ranks, dicts of one batch each."""
-  totals = np.zeros(len(names))
-  for row in rows:
-    totals += [row[name] for name in names]
-  totals = comm.gather(totals).sum(axis=0).tolist()
-  return dict(zip(names, totals, strict=True))

@@ -4,7 +4,6 @@ import dataclasses
 
 from checkpoints import agreement, description, run_start
 from checkpoints.agreement import MODEL, NEW_RUN, RUN, STAGE
-from checkpoints.description import Description
 from checkpoints.restore import of_encoder
 from common.console import say, tell
 from common.errors import UserError
@@ -13,10 +12,11 @@ from config.lr_schedule import scale_peak
 from records import record_order
 
 
-def start_or_resume(run) -> int:
-  """Gives the variables of a `train_loop.Run` values; returns their update.
+def start_or_resume(run) -> tuple[int, bool]:
+  """Gives the variables of a `train_loop.Run` values.
 
-  Raises `UserError` if the run in the folder is another one than this.
+  Returns their update, and whether the run had come so far itself. Raises
+  `UserError` if the run in the folder is another one than this.
   """
   session, task, config = run.session, run.task, run.config
   restore = run.checkpointer.restore
@@ -39,7 +39,7 @@ def start_or_resume(run) -> int:
     _start(run)
   step = int(session.run(tf.train.get_global_step()))
   if not task:
-    return step
+    return step, resumes
   counted = int(session.run(task.state.schedule_start))
   schedule = config.planned_schedule(task.plan)
   if not resumes:
@@ -49,17 +49,15 @@ def start_or_resume(run) -> int:
     seen = int(session.run(task.state.records_seen))
     orders = task.state.orders(session)
     data = task.source.describe()
-    changes = check_position(
-      config, task.plan, data, step, seen, orders, before
-    )
+    lines = check_position(config, task.plan, data, step, seen, orders, before)
     # A stage that began without a save is not yet this one.
     last = (before.training or {}).get("plan") or {}
     stage = last.get("stage", {}).get("number", 0)
-    if changes and not is_new_stage and stage == task.plan.stage.number:
+    if lines and not is_new_stage and stage == task.plan.stage.number:
       title = "changed since its last start:"
       if branches_from and not resumes:
         title = f"differs from the run in {before.folder}:"
-      tell(title, *(f"  {line}" for line in changes))
+      tell(title, *(f"  {line}" for line in lines))
   zero = schedule.zero_from(counted)
   if zero is not None:
     say(
@@ -68,7 +66,7 @@ def start_or_resume(run) -> int:
       f"{schedule.total:,} updates counts {counted:,} of --init_checkpoint. "
       "End there, or start again without --norewarmup",
     )
-  return step
+  return step, resumes
 
 
 def _start(run) -> None:
@@ -109,7 +107,7 @@ def facts_of(config, plan=None, data: dict | None = None) -> dict:
   return agreement.of_start(flags, plan, data) | {"task": config.kind}
 
 
-def check_run(config, plan, before: Description) -> None:
+def check_run(config, plan, before: description.Description) -> None:
   """Raises `UserError` unless it is the model and, with a plan, the run."""
   was, now, keep = before.facts(), facts_of(config), ""
   scopes = (MODEL, RUN) if plan else (MODEL,)
@@ -137,7 +135,7 @@ def check_position(
   step: int,
   records_seen: int,
   orders: tuple[record_order.Order, record_order.Order],
-  before: Description,
+  before: description.Description,
 ) -> list[str]:
   """Lines about what changed; `UserError` if its updates were not of `plan`."""
   folder = before.folder or config.output_dir

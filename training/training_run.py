@@ -177,12 +177,12 @@ def run(
         signals=signals or StopSignals(),
         profile=profiling.Profile(config.profile, folder, comm),
       )
-      step = resume.start_or_resume(run)
+      step, resumed = resume.start_or_resume(run)
       if comm.is_root and is_written(config):
         # Only now: settings that do not fit must not enter the folder.
         if job.begin:
           job.begin()
-        run_folder.write_start(config, run.task, step)
+        run_folder.write_start(config, run.task, step, resumed)
         to = services.reporting(config.report_to, folder, step)
         reporting.enter_context(to)
       comm.from_root(0)  # a signal finds all ranks in training, or none

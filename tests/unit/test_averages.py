@@ -10,6 +10,7 @@ from conversions import convert, read, refused
 from finetuning_runs import maker, run
 
 from checkpoints import metrics
+from checkpoints.checkpoint_files import CheckpointError
 from config import stages
 from finetuning import classification
 from gradients import spikes
@@ -91,6 +92,13 @@ def test_each_evaluation_has_a_sample_of_its_own(tiny_run, tmp_path):
   reports = metrics.read_jsonl(tmp_path / "eval_metrics.jsonl")
   losses = [report["masked_lm_loss"] for report in reports]
   assert len(losses) == len(set(losses)) == 4
+
+
+def test_a_run_without_averages_has_none_to_evaluate(tiny_run, tmp_path):
+  runs.pretrain(tiny_run, tmp_path, num_train_steps=1, num_warmup_steps=0)
+  settings = dict(average_updates=4, evaluate_average=True, do_eval=True)
+  with pytest.raises(CheckpointError, match="1: it has no average of weights"):
+    runs.pretrain(tiny_run, tmp_path, do_train=False, **settings)
 
 
 def test_turned_on_and_off(tiny_run, tmp_path):

@@ -118,7 +118,8 @@ SCREEN = """\
     available, for 2 ranks here                        8,000
   fits; with 10% left free, the largest is about --train_batch_size=239
   time without network and evaluations: 3.45 s an update, 39.9 days in total
-  disk: 0.059 GB a checkpoint, 0.35 GB for --keep_checkpoints=5 and the best"""
+  disk: 0.059 GB a checkpoint, 0.41 GB for --keep_checkpoints=5, the best and\
+ one more"""
 
 
 def test_the_screen():

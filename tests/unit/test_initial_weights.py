@@ -472,6 +472,7 @@ def test_what_began_a_run_is_a_fact_of_its_first_start(tiny_run, tmp_path):
   path = folder / "run.json"
   content = json_files.read(str(path))
   old = {**content["runs"][1], "first_update": 1}
+  del old["resumed"]
   old["flags"] = {**old["flags"], **other, "learning_rate": 7.0}
   for starts in (content["runs"], [content["runs"][0], old]):
     json_files.write(str(path), {"runs": starts})
@@ -483,6 +484,15 @@ def test_what_began_a_run_is_a_fact_of_its_first_start(tiny_run, tmp_path):
   json_files.write(str(path), {"runs": [{**old, "first_update": 0}] * 2})
   flags = description.read(str(folder)).training["flags"]
   assert flags["initial_weights"] == "informed"
+  # Nor did it choose the checkpoint of a cooldown.
+  starts = []
+  for step in (5, 6):
+    flags = {**old["flags"], "cooldown_from": f"long/model.ckpt-{step}"}
+    starts.append({**old, "first_update": step, "flags": flags})
+    starts[-1]["resumed"] = False
+  json_files.write(str(path), {"runs": starts})
+  for given, branch in (({"do_train": True}, "long/model.ckpt-6"), ({}, None)):
+    assert run_settings.find_origin(str(folder), given).branch == branch
   json_files.write(str(path), content)
   given = dict(other, init_checkpoint="./other", rewarmup=False)
   lines = run_settings.find_origin(str(folder), given).lines

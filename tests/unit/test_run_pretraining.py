@@ -1089,9 +1089,10 @@ def test_a_cooldown_is_a_branch_of_its_run(
   runs.pretrain(tiny_run, main, **settings)
 
   def start_of(named):
+    flags = {"cooldown_from": str(named)} if named else {}
     config, _ = settled_flags(
       input_file=tiny_run[1], output_dir=str(branch), lr_schedule="wsd",
-      num_decay_steps=4, cooldown_from=str(named),
+      num_decay_steps=4, **flags,
     )  # fmt: skip
     return config.cooldown_from
 
@@ -1107,7 +1108,7 @@ def test_a_cooldown_is_a_branch_of_its_run(
   runs.assert_equal(runs.weights(branch), runs.weights(main))
   assert runs.metrics(branch) == runs.metrics(main)[8:]
   # It is a run of its own from then on.
-  assert start_of(main) == start_of(start) == start
+  assert start_of(main) == start_of(start) == start_of(None) == start
   assert runs.pretrain(tiny_run, branch, **settings)["training"]["updates"] == 0
   with pytest.raises(UserError, match=r"8 -> .*4: give the former"):
     start_of(main / "model.ckpt-4")

@@ -1,6 +1,8 @@
 """Updates whose gradients are far above the recent ones are left out."""
 
+import errno
 import json
+import os
 
 import numpy as np
 import pytest
@@ -100,6 +102,13 @@ def test_a_run_names_spikes_and_resumes(tiny_run, tmp_path, monkeypatch, capfd):
     assert f"update {spike['global_step']}: skipped, the gradient's norm" in err
 
 
+def test_a_note_on_a_full_disk_ends_no_training(capfd):
+  with divergence._noting("run/spikes.jsonl"):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+  message = "run/spikes.jsonl could not be written: No space left on device"
+  assert message in capfd.readouterr().err
+
+
 def test_the_guard_sees_the_losses_that_are_reported(tiny_run, tmp_path):
   runs.pretrain(
     tiny_run, tmp_path, num_train_steps=4, optimizer={"spike_deviations": 6.0}
@@ -187,6 +196,18 @@ def test_many_in_a_row_go_back_to_weights_of_before(
   assert (
     after["training_state/samples_seen"] > before["training_state/samples_seen"]
   )
+
+
+def test_evaluations_of_weights_that_were_left_do_not_count(
+  tiny_run, tmp_path, monkeypatch
+):
+  runs.spikes_at(monkeypatch, 9, 11)
+  runs.pretrain(
+    tiny_run, tmp_path, num_train_steps=12, save_checkpoints_steps=4,
+    do_eval=True, eval_every_steps=2, optimizer={"spike_deviations": 6.0},
+  )  # fmt: skip
+  steps = {one["global_step"] for one in metrics.evaluations(str(tmp_path))}
+  assert {2, 4, 12} <= steps and not {6, 8, 10} & steps
 
 
 def noted(calls, function):

@@ -8,6 +8,7 @@ import shutil
 import numpy as np
 import pytest
 import runs
+from finetuning_runs import command_line
 from samples import (
   NO_DROPOUT,
   TINY,
@@ -26,6 +27,7 @@ from config import record_shapes, stages, training_plan
 from config.bert_config import BertConfig
 from config.pretraining import PretrainingConfig
 from gradients.distributed import Comm
+from interop import run_settings
 from records import masking, record_files
 from records.masking import MaskConfig
 from training import dry_run, plans, train_loop, training_run
@@ -448,6 +450,17 @@ def test_a_stage_that_has_ended_needs_no_records(
   with runs.ended_after(3):
     runs.pretrain(tiny_run, tmp_path / "run", **given)
   os.remove(first)
+  path = tmp_path / "stages.json"
+  path.write_text(json.dumps(given["stages"]))
+  values = command_line(
+    PretrainingConfig, bert_config_file=tiny_run[0], stages=str(path),
+    do_train=True, output_dir=f"{tmp_path}/run",
+  )  # fmt: skip
+  config, _ = run_settings.configured(
+    PretrainingConfig, *PretrainingConfig.read_flags(values),
+    PretrainingConfig.check_files,
+  )  # fmt: skip
+  assert config.input_file == other_records
   given |= {"do_eval": True, "eval_input_file": other_records}
   result = runs.pretrain(tiny_run, tmp_path / "run", **given)
   assert result["training"]["global_step"] == 5
