@@ -7,15 +7,9 @@ from typing import Any, ClassVar
 from common import settings
 from common.errors import UserError
 from common.settings import in_group, setting
-from config import (
-  deepspeed_json,
-  exchange_config,
-  execution,
-  optimizers,
-  stages,
-  training_plan,
-)
+from config import deepspeed_json, execution, optimizers, stages, training_plan
 from config.bert_config import BertConfig, read_bert
+from config.exchange_config import AllreduceConfig
 from config.lr_schedule import LR_SCALINGS, SCHEDULES, Schedule, scale_peak
 from config.precision import AUTO, PARTS, TYPES, LossScaleConfig, types_of_parts
 from config.stages import Growth
@@ -135,7 +129,7 @@ class RunConfig:
     "Results that the backward pass computes again instead of keeping them in "
     "memory. Empty: none.", choices=execution.RECOMPUTE)
   loss_scale: LossScaleConfig = _precision()
-  allreduce: exchange_config.AllreduceConfig = _ranks()
+  allreduce: AllreduceConfig = _ranks()
   tensor_parallel: int = _ranks(1,
     "Consecutive ranks that hold one model together, each a slice of every "
     "layer. They count as one rank for batch sizes and steps. Checkpoints stay "
@@ -405,7 +399,8 @@ class PretrainingConfig(RunConfig):
     "random: google/bert's. informed: output bias from the frequencies of "
     "tokens in --input_file, word embeddings from their co-occurrence, "
     "sinusoidal positions, heads that predict words from neighbours and, with "
-    "rotary positions, copy; the rest is google/bert's.",
+    "rotary positions, copy, an identity in the masked LM's head; the rest is "
+    "google/bert's.",
     choices=("random", "informed"))
   sampled_softmax: int = _model(0,
     "Number of sampled tokens in training's masked LM softmax, besides the "

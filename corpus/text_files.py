@@ -23,7 +23,7 @@ from common.input_files import MAX_RECORD_BYTES, Format
 from corpus import prose
 
 # Defaults and help of the flags that all commands with text have.
-TEXT_FIELD = "text", "Field of a .jsonl record that holds its text."
+TEXT_FIELD = "text", "Field or column that holds a record's text."
 ENCODING = (
   "utf-8",
   "Encoding of the text, any of Python's. Bytes that are not in it are an "

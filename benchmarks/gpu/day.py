@@ -1,4 +1,4 @@
-"""What to check and measure on a machine with an NVIDIA GPU, in ten minutes.
+"""What to check and measure on a machine with an NVIDIA GPU, in 40 minutes.
 
   python -m benchmarks.gpu.day --output=gpu_day.jsonl
 
