@@ -44,11 +44,12 @@ def open_checkpoint(path: str) -> Checkpoint:
 
 
 def digest(path: str) -> str:
-  """The same for equal weights; `path` is as for `open_checkpoint`."""
+  """The same for equal weights, of a checkpoint or of a model's folder."""
   if huggingface_folder.is_folder(path):
     files = huggingface_weights.files(path)
-  else:
-    files = [f"{path}.index"]  # it has a CRC of each tensor
+  else:  # an index has a CRC of each tensor
+    prefix = f"{path}/variables/variables" if os.path.isdir(path) else path
+    files = [f"{prefix}.index"]
   return " ".join(file_sha256(file)[:16] for file in files)
 
 

@@ -21,7 +21,6 @@ from checkpoints import (
 from checkpoints.description import Description
 from checkpoints.metrics import BEST_BY, BestBy, best_evaluation, is_of_average
 from common.errors import UserError
-from common.files import file_sha256
 from common.model_files import TASK_FILE
 from common.settings import in_group, setting
 from config import stages
@@ -104,13 +103,6 @@ class Source:
   @property
   def is_export(self) -> bool:
     return is_export(self.path)
-
-  def digests(self) -> list[str]:
-    """What tells other weights or another vocabulary, on any machine."""
-    paths = [*self.vocabulary.values()]
-    for inside in (".*", "/*", "/variables/*"):  # of a checkpoint, of folders
-      paths += glob.glob(f"{glob.escape(self.path)}{inside}")
-    return sorted(map(file_sha256, filter(os.path.isfile, paths)))
 
   def lines(self) -> list[str]:
     """The checkpoint and what is assumed, for the console."""

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from checkpoints import agreement, checkpoint_weights
 from common import input_files, stores
 from common.console import Progress, counted, tell
 from common.errors import DataError, UserError
@@ -214,7 +215,8 @@ def embed(
     return lines
 
   plan = dataclasses.asdict(settings) | {"model": model, "files": states}
-  plan |= {"task": source.task, "weights": source.digests()}
+  plan |= {"task": source.task, "weights": checkpoint_weights.digest(model)}
+  plan |= agreement.of_vocabulary_files(source.vocabulary)
   del plan["workers"]
   folder = os.path.dirname(settings.output)
   job = work_dir.Job(output.work_folder(), plan, "--output", folder)
