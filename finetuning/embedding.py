@@ -199,10 +199,6 @@ class Embedding(FinetuningTask):
       "similarity": task.get("similarity", "cosine"),
     }
 
-  @property
-  def _is_cosine(self) -> bool:
-    return self._geometry["similarity"] != "dot"
-
   def read(self, part):
     path, config = self.config.path(part), self.config
     texts = Texts(config, self.describe())
@@ -215,12 +211,11 @@ class Embedding(FinetuningTask):
       lines = [row.line for row in rows]
       sides = ([], column) if config.simcse else (column, [])
       return Singles(path, texts, *sides, lines, config)
+    cosine = tasks.is_cosine(self._geometry)
     if self._by_scores:
       pairs = self._pairs(path)
       firsts, seconds, _, scores, names = zip(*pairs, strict=True)
-      measure = functools.partial(
-        measured_pairs, np.array(scores), self._is_cosine
-      )
+      measure = functools.partial(measured_pairs, np.array(scores), cosine)
       return Singles(path, texts, firsts, seconds, names * 2, config, measure)
     if is_beir(path):
       collection = beir.read(path, config.eval_split)
@@ -228,7 +223,7 @@ class Embedding(FinetuningTask):
       collection = collection_of(self._pairs(path))
     queries, documents = collection.queries, collection.documents
     both, ids = (queries.values(), documents.values()), [*queries, *documents]
-    measure = functools.partial(measured_search, collection, self._is_cosine)
+    measure = functools.partial(measured_search, collection, cosine)
     return Singles(path, texts, *both, ids, config, measure)
 
   def _read_groups(self, path: str, texts: Texts) -> GroupSource:

@@ -14,6 +14,7 @@ from finetuning.behaviour import Input
 from interop.heads import BEHAVIOURS
 from interop.model_source import Source, find
 from interop.predictions import Prediction, padded
+from model import tasks
 from model.tasks import DOCUMENT, EMBEDDER, EMBEDDING, POOLED, QUERY, SIDES
 from retrieval import nearest
 
@@ -28,7 +29,7 @@ class Embedder:
     """`model` is an `inference.Model` with the signature of an embedder."""
     self._model, self.source = model, source
     self.size = source.bert.hidden_size
-    self.is_cosine = source.task.get("similarity", "cosine") != "dot"
+    self.is_cosine = tasks.is_cosine(source.task)
     self.cut = 0  # texts so far whose end was not read
     self._sides, tokenizer = {}, source.tokenizer()
     lengths = {QUERY: source.task.get("query_length")}

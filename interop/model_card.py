@@ -12,7 +12,7 @@ from checkpoints.description import Description
 from common import files
 from config.optimizers import AVERAGE
 from finetuning.metrics import THRESHOLD
-from model.tasks import EMBEDDER, EMBEDDING, HEADS, MASKED_LM, SIDES
+from model.tasks import EMBEDDER, EMBEDDING, HEADS, MASKED_LM, SIDES, is_cosine
 
 CARD_FILE = "README.md"
 # What follows "For" in an architecture -> the Hub's name of what it does.
@@ -157,8 +157,8 @@ def _usage(pipeline: str, task: dict, mask: str) -> str:
   if pipeline == EMBEDDING.pipeline:
     prompts = task.get("prompts", {})
     names = [f', prompt_name="{s}"' if prompts.get(s) else "" for s in SIDES]
-    is_dot = task.get("similarity") == "dot"
-    return _USE_FOR_VECTORS.format(*names, "dot_score" if is_dot else "cos_sim")
+    function = "cos_sim" if is_cosine(task) else "dot_score"
+    return _USE_FOR_VECTORS.format(*names, function)
   text = f"... {mask} ..." if pipeline == "fill-mask" else "..."
   options = _OPTIONS.get(pipeline, "")
   if task.get("multi_label"):

@@ -5,7 +5,7 @@ the commands that train it and ask it derive from a row. What a head computes
 and answers is in a module of its own, listed in `interop.heads`.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 # What a model is for, as task.json says.
@@ -16,6 +16,12 @@ SQUAD, NER, EMBEDDER = "squad", "ner", "embedder"
 # how vectors are compared, and which texts have a prompt of their own.
 POOLINGS, SIMILARITIES = ("mean", "cls"), ("cosine", "dot")
 SIDES = QUERY, DOCUMENT = "query", "document"
+
+
+def is_cosine(task: Mapping) -> bool:
+  """Whether the vectors of an embedder's task are compared by their cosine."""
+  return task.get("similarity", SIMILARITIES[0]) == SIMILARITIES[0]
+
 
 # The name of an input of the masked LM head: which tokens to predict.
 POSITIONS = "masked_lm_positions"
