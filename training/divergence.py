@@ -102,8 +102,6 @@ class Guard:
       files.remove(bad for bad in files.steps() if bad > to)
       if run.job.evaluate:
         run.job.evaluate.forget_after(to)
-      folder, by = run.config.output_dir, run.job.best_by
-      files.protected = metrics.best_evaluation(folder, to, by)
     say(
       run.comm,
       f"update {step:,}: {in_a_row} updates in a row were far above those "

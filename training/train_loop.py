@@ -234,6 +234,8 @@ class Saver:
     run, config, saves = self._run, self._run.config, self._run.checkpointer
     # A run that went back has lost what was saved since.
     went_back = self.guard.spikes == divergence.PATIENCE
+    if went_back:
+      self.keep_best(step)
     if is_due or went_back or _due(step, config.save_checkpoints_steps):
       self._is_due = True
     if self.guard.bad or self.guard.spikes:
