@@ -94,9 +94,10 @@ def read_task(folder: str, saved: dict) -> tuple[dict, list[str]]:
         f"{THEIR_CONFIG} and the weights: remove {TASK_FILE}, or correct it"
       )
   # No file need say the case: what is only assumed is left to the caller, and
-  # a tokenizer.json says it where it is read.
-  if HuggingFaceEncoder.flag not in vocabularies(folder, saved):
-    words = os.path.join(folder, WordPieceEncoder.usual_name)
+  # a tokenizer.json alone says it where it is read.
+  words = os.path.join(folder, WordPieceEncoder.usual_name)
+  is_read = os.path.exists(words)
+  if is_read or HuggingFaceEncoder.flag not in vocabularies(folder, saved):
     cases = tokenizer_files.cases_by_file(words)
     lower, assumed, _ = tokenizer_files.choose_case(cases, None, folder)
     if not assumed:
