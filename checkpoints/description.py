@@ -259,8 +259,8 @@ def read(folder: str) -> Description:
     # From here on each start has these keys.
     start = {"flags": {}, "plan": None, "data": None, **start}
     step = start.get("first_update", 0)
-    later = bool(first) and first.get("first_update", 0) < step
-    if start["plan"] and first and start.get("resumed", later):
+    is_later = first.get("first_update", 0) < step
+    if start["plan"] and first and start.get("resumed", is_later):
       start["flags"] = of_one_run(start["flags"], first["flags"])
     elif start["plan"]:
       first = start

@@ -9,7 +9,7 @@ import json
 import operator
 import os
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tokenizers
 from tokenizers import Tokenizer, pre_tokenizers, processors
@@ -239,13 +239,12 @@ def _lay_over(content: dict, config: dict, ids: dict[str, int]) -> dict:
   others = config.get("additional_special_tokens") or []
   more = config.get("extra_special_tokens") or []
   more = [*more.values()] if isinstance(more, dict) else more
-  special, by_role = dict[str, str](), []
+  special: dict[str, Any] = {}
   for role, (keys, names) in _ROLES.items():
-    for token in [*(config.get(key) for key in keys), *names]:
-      if _name(token) in ids and role not in special:
-        special[role] = _name(token)
-        by_role.append(token)
-  for token in [*by_role, *others, *more]:
+    for token in [*map(config.get, keys), *names]:
+      if _name(token) in ids:
+        special.setdefault(role, token)
+  for token in [*special.values(), *others, *more]:
     name = _name(token)
     if name not in known:
       about = token if isinstance(token, dict) else {}
@@ -253,7 +252,7 @@ def _lay_over(content: dict, config: dict, ids: dict[str, int]) -> dict:
   content["added_tokens"] = sorted(
     known.values(), key=operator.itemgetter("id")
   )
-  return special
+  return {role: _name(token) for role, token in special.items()}
 
 
 def set_case(normalizer: dict | None, config: dict) -> None:
