@@ -59,6 +59,7 @@ from model.weights import (
   QUESTIONS,
   TOKEN_CLASSIFIER,
 )
+from text_encoders import kinds, tokenizer_files
 
 BODY = (ENCODER, POOLER)
 CLASSIFY = (*BODY, CLASSIFIER)
@@ -420,6 +421,21 @@ def test_means_are_of_different_checkpoints_of_one_model(tmp_path):
     ([a, c], r"a/bert.* and .*c/.* differ in hidden_act:"),
   ):
     refused(models, tmp_path / "out", message, to="tensorflow")
+
+
+def test_a_tokenizer_alone_says_the_case(tmp_path, letters):
+  """Not a config that its class does not lay over it."""
+  prefix = write_checkpoint(tmp_path / "a", random_values())
+  folder = tmp_path / "hf"
+  convert(prefix, folder)
+  (folder / "task.json").unlink()
+  encoder = kinds.load_tokenizer(letters, do_lower_case=False)
+  tokenizer_files.write_tokenizer(str(folder), encoder, 64)
+  config = {"do_lower_case": True, "tokenizer_class": "XLMRobertaTokenizer"}
+  (folder / "tokenizer_config.json").write_text(json.dumps(config))
+  source = model_source.find(str(folder))
+  assert "do_lower_case" not in source.about.task
+  assert source.task["do_lower_case"] is False
 
 
 def test_a_mean_needs_no_equal_columns():

@@ -210,6 +210,17 @@ def test_evaluations_of_weights_that_were_left_do_not_count(
   assert {2, 4, 12} <= steps and not {6, 8, 10} & steps
 
 
+def test_the_best_that_is_left_is_kept(tiny_run, tmp_path, monkeypatch):
+  """Not the one that was evaluated last before the run went back."""
+  runs.spikes_at(monkeypatch, 9, 11)
+  runs.pretrain(
+    tiny_run, tmp_path, num_train_steps=11, save_checkpoints_steps=4,
+    keep_checkpoints=1, do_eval=True, eval_every_steps=4,
+    optimizer={"spike_deviations": 6.0},
+  )  # fmt: skip
+  assert CheckpointFiles(str(tmp_path), keep=1).steps() == [11, 4]
+
+
 def noted(calls, function):
   def called(*arguments):
     calls.append(function.__name__)
