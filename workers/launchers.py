@@ -2,13 +2,11 @@
 
 import dataclasses
 import os
-import signal
-import sys
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from common import console
-from common.errors import STOP_SIGNALS, UserError
+from common.errors import UserError, end_on_signals
 from common.settings import check, setting
 from workers.work_dir import Worker, alone
 
@@ -118,14 +116,7 @@ def run_worker(
   settings: WorkerSettings, make: Callable[[Worker], list | None], output: str
 ) -> None:
   """Prints the lines of make(worker); None: another worker made `output`."""
-
-  def stop(signal_number: int, _) -> None:
-    # As an exception, so that the processes end, too.
-    name = os.path.basename(sys.argv[0])
-    sys.exit(f"{name}: stopped by signal {signal_number}")
-
-  for number in STOP_SIGNALS:
-    signal.signal(number, stop)
+  end_on_signals()  # by an exception, so that the processes end, too
   worker = worker_of(settings, os.environ)
   lines = make(worker)
   if lines:

@@ -58,11 +58,12 @@ class Leases(NamedTuple):
     # The first lease whose owner is not alive, and so no longer works.
     for number in itertools.count():
       lease = os.path.join(self.folder, LEASES, f"{name}.{number}")
-      owner = _owner_of(lease).partition(" ")[0]
-      if not owner:
+      if not os.path.isdir(lease):
         break
+      # A power cut empties files: then nobody is named who could be alive.
+      owner = _owner_of(lease).partition(" ")[0]
       beats = os.path.join(self.folder, WORKERS, owner)
-      if owner not in self.gone and os.path.exists(beats):
+      if owner and owner not in self.gone and os.path.exists(beats):
         return None
     owner = f"{self.worker} {uuid.uuid4().hex}"
     aside = tempfile.mkdtemp(dir=os.path.dirname(lease), prefix="new-")

@@ -169,11 +169,13 @@ def _join_attempt(job: Job, worker: Worker) -> str:
     if plan == job.plan and (is_late or not end):
       with contextlib.suppress(FileNotFoundError):  # it was just deleted
         if not knows_run:
-          os.mkdir(run)
+          with contextlib.suppress(FileExistsError):  # by another of the run
+            os.mkdir(run)
         return path
       continue
     if plan and not end:
-      _abandon(path, plan, job, knows_run)
+      with contextlib.suppress(FileNotFoundError):  # another was faster
+        _abandon(path, plan, job, knows_run)
     if _begin(newest + 1, job, worker):
       return os.path.join(job.folder, str(newest + 1))
 

@@ -62,6 +62,15 @@ def test_a_worker_that_leaves_gives_its_leases_back(folder):
     assert second.take("a") is None
 
 
+def test_a_lease_whose_owner_is_not_known_is_free(folder):
+  """A power cut can leave its file without bytes."""
+  with leases.heart(folder) as worker:
+    lease = worker.take("a")
+    os.truncate(os.path.join(lease, "owner"), 0)
+    assert worker.take("a").endswith("a.1")
+    assert worker.take("a") is None
+
+
 def test_a_killed_worker_elsewhere_is_lost_after_its_beats(folder):
   held = killed(folder)
   assert held.take("a").endswith("a.0")

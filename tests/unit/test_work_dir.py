@@ -17,6 +17,7 @@ from samples import contents, create, write_documents
 from stopping import Stopped, stop_after, stopped_at_files
 
 from common import errors
+from common.errors import STOPPED_STATUS
 from corpus import text_files
 from records import creation, data_set, shards, token_store
 from workers import launchers, work_dir
@@ -114,6 +115,31 @@ def test_a_half_deleted_folder_is_emptied(tmp_path, settings_for):
     assert os.listdir(settings.work_folder)
     assert creation.create(settings).kept == ""
     assert contents(tmp_path / "out") == want
+
+
+def test_workers_that_come_at_once_join_one_attempt(tmp_path, monkeypatch):
+  """After work of another plan, and in a new run of the same plan."""
+  old, new = ({"a": number} for number in (1, 2))
+  job = work_dir.Job(str(tmp_path / "work"), old, "--output_file")
+  with pytest.raises(Stopped), work_dir.work_folder(job, work_dir.alone()):
+    raise Stopped
+  job, path = job._replace(plan=new), f"{job.folder}/1"
+  abandon, mkdir = work_dir._abandon, os.mkdir
+
+  def slow_abandon(*arguments):
+    monkeypatch.setattr(work_dir, "_abandon", abandon)
+    assert work_dir._join_attempt(job, work_dir.Worker("b", 1, 2)) == path
+    abandon(*arguments)
+
+  monkeypatch.setattr(work_dir, "_abandon", slow_abandon)
+  assert work_dir._join_attempt(job, work_dir.Worker("b", 0, 2)) == path
+
+  def slow_mkdir(folder, *more):
+    mkdir(folder, *more)  # by another worker
+    mkdir(folder, *more)
+
+  monkeypatch.setattr(os, "mkdir", slow_mkdir)
+  assert work_dir._join_attempt(job, work_dir.Worker("c", 0, 2)) == path
 
 
 _WRITER, _SAVE = token_store.StoreWriter, (data_set.Manifest, "save")
@@ -237,8 +263,8 @@ def test_killed_it_keeps_shards_and_leaves_no_process(tmp_path, letters):
     ),
     (
       "0/work/shards/*.result",
-      "{work} keeps what is finished: the same command resumes from it\n"
-      "create_pretraining_data.py: stopped by signal 15",
+      "SIGTERM: stopped as asked: the same command completes it\n"
+      "{work} keeps what is finished: the same command resumes from it",
     ),
   ],
   ids=["a worker dies", "SIGTERM"],
@@ -253,7 +279,7 @@ def test_an_end_is_told(tmp_path, letters, until, last_lines):
     ended = next(filter(is_worker, children))
   ended.send_signal(signal.SIGTERM if ended is process else signal.SIGKILL)
   _, err = process.communicate(timeout=runs.HANG_SECONDS)
-  assert process.returncode == 1
+  assert process.returncode == (STOPPED_STATUS if ended is process else 1)
   assert err.endswith(f"{last_lines.format(work=work)}\n")
   assert "the same command resumes from it" in err
 
