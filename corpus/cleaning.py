@@ -76,8 +76,7 @@ class _Chunk(NamedTuple):
 
   def texts(self, kind: str) -> list[bytes]:
     with open(os.path.join(self.path, kind), "rb") as f:
-      content = f.read()
-    return content.split(_END)[:-1]
+      return f.read().split(_END)[:-1]
 
   def array(self, kind: str) -> np.ndarray:
     return np.load(os.path.join(self.path, f"{kind}.npy"))
@@ -127,12 +126,15 @@ def _chunk_file(done_file: str, number: int) -> str:
 
 
 def _read_pieces(
-  pieces: list[text_files.Piece], rules: Rules, done_file: str, output: str
-) -> None:
-  """Reads and filters the documents of some pieces."""
+  pieces: list[text_files.Piece], rules: Rules, is_sample: bool,
+  done_file: str, output: str,
+) -> None:  # fmt: skip
+  """Reads and filters the documents of some pieces; the first of a sample."""
   items = documents.read_documents(pieces, rules.form)
   size_of = lambda document: sum(map(len, document.lines))
   batches = text_files.gathered(items, size_of, _CHUNK_CHARS)
+  if is_sample:  # a compressed file is one piece of any size
+    batches = itertools.islice(batches, 1)
   chunk_file = functools.partial(_chunk_file, done_file)
   write = functools.partial(_filter_chunk, rules)
   make_chunks(output, chunk_file, batches, write)
@@ -257,8 +259,7 @@ def _sign_chunk(
   # Documents that hold text of an evaluation set are removed.
   is_evaluated = np.zeros(len(texts), bool)
   if rules.evaluation_sets:
-    ngrams = evaluation_ngrams(rules)
-    is_evaluated = near_duplicates.overlaps(texts, ngrams)
+    is_evaluated = near_duplicates.overlaps(texts, evaluation_ngrams(rules))
   ids, kept, keys, removed = [], [], [], []
   names = source.texts("ids")
   for name, text, is_known in zip(names, texts, is_evaluated, strict=True):
@@ -337,9 +338,8 @@ class _Corpus:
 
   def texts(self) -> Iterator[tuple[int, bytes]]:
     """(key, sentences on lines) of each document, or piece of a cut one."""
-    keys = self._keys[self._stays]
     texts = itertools.compress(self._items("text"), self._stays)
-    for key, text in zip(keys, texts, strict=True):
+    for key, text in zip(self._keys[self._stays], texts, strict=True):
       if not self.is_cut:
         yield int(key), text
         continue
@@ -405,14 +405,18 @@ def _around_difference(one: bytes, other: bytes) -> tuple[bytes, bytes]:
 
 
 def clean(
-  work: SharedWork, pieces: list[text_files.Piece], rules: Rules
-) -> tuple[str, Summary]:
-  """(folder with the files of the corpus, their summary)."""
+  work: SharedWork, pieces: list[text_files.Piece], rules: Rules,
+  is_sample: bool = False,
+) -> tuple[str, Summary]:  # fmt: skip
+  """(folder with the files of the corpus, their summary).
+
+  Of a sample only the first documents of pieces are read.
+  """
   folder, tasks = work.folder("read"), []
   # Reading: pieces to chunks of documents, without what filters remove.
   for number, group in enumerate(_groups(pieces)):
     path = f"{folder}/{number:06d}.json"
-    make = functools.partial(_read_pieces, group, rules, path)
+    make = functools.partial(_read_pieces, group, rules, is_sample, path)
     tasks.append(Task(path, make, functools.partial(_chunk_file, path)))
   phase = Phase(tasks, work)
   phase.finish("reading")
@@ -436,8 +440,7 @@ def clean(
 
   def join(output: str) -> None:
     corpus = _Corpus(signed, pairs, rules)
-    folder = os.path.dirname(output)
-    summary = _write(folder, sources, signed, corpus)
+    summary = _write(os.path.dirname(output), sources, signed, corpus)
     json_files.write(output, summary._asdict())
 
   work.once(Task(path, join), "another worker to write the corpus")

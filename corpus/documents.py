@@ -54,7 +54,7 @@ class DocumentFormat:
 
   def of_all_strings(self) -> "DocumentFormat":
     text = dataclasses.replace(self.text, text_field="")
-    return dataclasses.replace(self, text=text)
+    return dataclasses.replace(self, text=text, whole_files=False)
 
 
 def expand_patterns(patterns: str) -> list[Source]:
@@ -157,7 +157,8 @@ def _strings_of_lines(lines: list[str], is_table: bool) -> Iterator[str]:
   words = []
   for line in lines:
     fields = line.split()
-    if len(fields) > 1 and _LABEL.fullmatch(fields[-1]):
+    # A text that counts has 13 words or more, a table of words fewer columns.
+    if 1 < len(fields) < 13 and _LABEL.fullmatch(fields[-1]):
       words.append(fields[0])
   if len(words) == len(lines):
     yield " ".join(words)
@@ -248,14 +249,16 @@ def _table(piece: Piece, form: DocumentFormat) -> _Records:
   try:
     _, header = next(all_rows, (1, []))
     _expect_column(header, piece, form)
-    first = [] if text_files.field_of(piece, form.text) else [(1, header)]
+    first, names = [], [*header]
+    if not text_files.field_of(piece, form.text):  # no names, or unused ones
+      first, names = [(1, header)], [*map(str, range(len(header)))]
     for number, (line, row) in enumerate(itertools.chain(first, all_rows)):
       if len(row) != len(header):
         raise csv.Error(
           f"line {line}: no row of the table ({len(row)} cells, but "
           f"{len(header)} in the header)"
         )
-      yield number, dict(zip(header, row, strict=True))
+      yield number, dict(zip(names, row, strict=True))
   except csv.Error as e:
     raise DataError(f"{piece.path}: {e}: {remedy}") from e
 

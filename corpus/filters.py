@@ -45,7 +45,7 @@ _POLICY = (
 _UNSPACED = ("zh", "ja", "th", "lo", "km", "my")
 _COUNT_WORDS = (
   "words line_words mean_word_length stop_words listed_words top_sequence "
-  "repeated_sequences"
+  "repeated_sequences hashes_per_word ellipses_per_word lines_per_word"
 ).split()
 # Of text that is no prose, or was read in a wrong encoding; it only counts.
 # Most documents have none of the first letters, which are looked for first.
@@ -479,8 +479,8 @@ def _check_language(line: dict, language: str) -> None:
     change = f'give it "code": "{language}", or '
   if is_other or change:
     raise ValueError(
-      f"the filter {name} would remove nearly all text of --language="
-      f"{language}: in a file of your own {change}leave it out (docs/data.md)"
+      f"the filter {name} is not for text of --language={language}: in a file "
+      f"of your own {change}leave it out (docs/data.md)"
     )
 
 

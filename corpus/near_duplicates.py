@@ -244,8 +244,7 @@ def _words(texts: Sequence[bytes]) -> Ragged:
     log_count = len(block).bit_length()
     terms = block * _powers(_BYTE_BASE, log_count)[: len(block)]
     sums = np.cumsum(terms)
-    before = sums[begins] - terms[begins]
-    differences = np.diff(before, append=sums[-1:])
+    differences = np.diff(sums[begins] - terms[begins], append=sums[-1:])
     inverses = _powers(_BYTE_INVERSE, log_count)[begins]
     hashes.append(_mixed(differences * inverses))
     begin = end

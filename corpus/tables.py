@@ -43,7 +43,9 @@ def read_table(
     f = text_files.utf8_lines(file, path)
     lines: list[_Line]
     try:
-      if form in documents.TABLES:
+      if form is input_files.Format.EMPTY:
+        lines = []
+      elif form in documents.TABLES:
         lines = [*enumerate(documents.table_rows(path, form), 1)]
       elif form in (input_files.Format.JSON_LINES, input_files.Format.JSON):
         lines = [*_objects(f)]

@@ -213,8 +213,7 @@ def _opened(
       with io.BufferedReader(_InUtf8(f, text.encoding)) as recoded:
         yield recoded, on_disk
     except UnicodeError as e:  # no byte order mark
-      where = f"{piece.path}: line 1"
-      raise _wrong_encoding(where, text.encoding, e) from e
+      raise _wrong_encoding(f"{piece.path}: line 1", text.encoding, e) from e
 
 
 class _InUtf8(io.RawIOBase):

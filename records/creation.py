@@ -61,6 +61,12 @@ def create(
   def make(work: shared_work.SharedWork) -> Summary:
     creation = _Creation(settings, work, paths, tokenizer)
     counts, kept_bytes = creation.tokenize(pieces)
+    if counts.documents < 2 and settings.objective != "mlm":
+      raise errors.DataError(
+        f"the input is one document of {counts.sentences} sentences, but half "
+        "of the examples need a sentence of another document: put a blank "
+        "line between documents (the end of a file does not separate them)"
+      )
     shared_work.expect_unchanged(states)
     results, kept_shards = creation.make_shards(counts)
     work.await_publishing()
@@ -203,14 +209,7 @@ class _Creation(NamedTuple):
     if kept is not None:  # this worker joined them
       for chunk in phase.chunks():
         os.unlink(chunk)
-    counts = token_store.read_counts(store)
-    if counts.documents < 2 and settings.objective != "mlm":
-      raise errors.DataError(
-        f"the input is one document of {counts.sentences} sentences, but half "
-        "of the examples need a sentence of another document: put a blank "
-        "line between documents (the end of a file does not separate them)"
-      )
-    return counts, kept or 0
+    return token_store.read_counts(store), kept or 0
 
   def _join(
     self, phase: shared_work.Phase, before: set[str], output: str

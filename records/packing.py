@@ -197,6 +197,5 @@ def cheapest_rows(
     for tokens in range(shortest, 2 * shortest + 1, 8):
       limits = RowLimits(rows, tokens, groups_per_record)
       records = pack_rows(sample, limits, np.random.default_rng(0))
-      scores = _TOKEN_SCORES + tokens
-      costs[limits] = len(records) * rows * tokens * scores
+      costs[limits] = len(records) * rows * tokens * (_TOKEN_SCORES + tokens)
   return min(costs, key=costs.__getitem__)

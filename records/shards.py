@@ -197,6 +197,5 @@ def _block_rows(
       columns = rows["input_ids"], rows["input_mask"], rows["segment_ids"]
       keys = masking.record_keys(settings.random_seed, task.shard, numbers)
       continues = rows.pop("is_continuation", None)
-      masked = masking.mask_records(*columns, keys, masks, continues)
-      rows |= masked._asdict()
+      rows |= masking.mask_records(*columns, keys, masks, continues)._asdict()
     yield rows

@@ -244,7 +244,7 @@ def read_counts(folder: str) -> CorpusCounts:
   for name, least in (
     (_TOKENS, token_bytes * counts.tokens),
     (_SENTENCES, 8 * (counts.sentences + 1)),
-    (_DOCUMENTS, 8 * (counts.documents + 1)),
+    (_DOCUMENTS, 8 * (counts.parts + 1)),
   ):
     path = os.path.join(folder, name)
     size = os.path.getsize(path) if os.path.exists(path) else 0

@@ -23,8 +23,7 @@ def numbers(
   in_a_row = min(in_a_row, most)
   # Rows of neighbours begin at even distances; they may meet, so each is once.
   starts = np.linspace(0, len(files) - in_a_row, most // in_a_row)
-  rows = starts.astype(np.int64)[:, None] + np.arange(in_a_row)
-  return np.unique(rows)
+  return np.unique(starts.astype(np.int64)[:, None] + np.arange(in_a_row))
 
 
 def features_of(

@@ -180,7 +180,7 @@ def prepare(
   if settings.dry_run:
     whole = len(pieces)
     pieces = pieces[:: -(-whole // _SAMPLE_PIECES)]
-    note = f"{len(pieces)} of {whole} pieces of the text: no corpus was written"
+    note = f"up to 2 MB of {len(pieces)} of {whole} pieces of the text"
     facts.insert(0, ("a sample", note))
   evaluated = dict.fromkeys(piece.path for piece in rules.evaluation_sets)
   names = [cleaning.HELDOUT, cleaning.REMOVED, cleaning.REPORT]
@@ -191,7 +191,7 @@ def prepare(
   states = states_of([*paths, *evaluated])
 
   def make(work: SharedWork) -> list[str]:
-    folder, summary = cleaning.clean(work, pieces, rules)
+    folder, summary = cleaning.clean(work, pieces, rules, settings.dry_run)
     expect_unchanged(states)
     work.await_publishing()
     page = summary.page(facts, rules.filters.bounds())

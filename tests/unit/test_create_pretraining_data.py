@@ -20,6 +20,7 @@ from samples import (
   listing,
   settings_of,
 )
+from stopping import Stopped, stop_after
 
 import create_pretraining_data
 import tokenization
@@ -579,6 +580,20 @@ def test_failures_leave_nothing_but_earlier_records(
   with pytest.raises(errors.UserError, match=words):
     create(tmp_path, **values)
   assert contents(tmp_path / "out") == before
+
+
+def test_one_document_is_refused_again_by_a_resumed_start(
+  tmp_path, letters, monkeypatch
+):
+  """Its tokens are whole, so the second start does not count them."""
+  (tmp_path / "t.txt").write_text("a b\nc d\n")
+  stop_after(monkeypatch, token_store, "read_counts", 0)
+  for _ in range(2):
+    with pytest.raises(Stopped):
+      create(tmp_path, input_file=f"{tmp_path}/t.txt", vocab_file=letters)
+  monkeypatch.undo()
+  with pytest.raises(errors.DataError, match="one document of 2 sentences"):
+    create(tmp_path, input_file=f"{tmp_path}/t.txt", vocab_file=letters)
 
 
 def test_text_of_another_encoding(tmp_path, make_of, make):

@@ -255,6 +255,8 @@ SETS = {
   "dev-v2.0.json": ('{\n"data": [{"paragraphs": [{"context": "c"}]}]}', ["c"]),
   "squad.json": ('{"data": [{"title": "t", "x": null}]}', ["t"]),
   "t.csv": ('a,b\n"c, d",e\n', ["a", "b", "c, d", "e"]),
+  "pairs.csv": ("c,c\nd,e\n", ["c", "c", "d", "e"]),
+  "line.txt": (f"{'so ' * 12}did I\n", ["so " * 12 + "did I"]),
 }  # fmt: skip
 
 
@@ -262,10 +264,11 @@ SETS = {
 def test_all_strings_of_an_evaluation_set(tmp_path, name):
   content, want = SETS[name]
   (tmp_path / name).write_text(content)
-  form = FORM.of_all_strings()
   sources = documents.expand_patterns(f"{tmp_path}/{name}")
-  pieces = documents.split_into_pieces(sources, form)
-  assert list(documents.read_strings(pieces, form)) == want
+  for form in (FORM, DocumentFormat(whole_files=True)):
+    form = form.of_all_strings()
+    pieces = documents.split_into_pieces(sources, form)
+    assert list(documents.read_strings(pieces, form)) == want
 
 
 BAD_TABLES = {

@@ -266,7 +266,8 @@ def test_language(tmp_path, monkeypatch):
 OTHER_LANGUAGES = {
   "fr": ({"filter": "stop_words", "min": 2}, "stop_words .*=fr: .*the .words"),
   "de": ({"filter": "language", "code": "en", "min": 0}, '"code": "de"'),
-  "th": ({"filter": "words", "min": 50}, "words would remove .* leave it out"),
+  "zh": ({"filter": "ellipses_per_word", "max": 0.1}, "leave it out"),
+  "th": ({"filter": "words", "min": 50}, "words is not for .* leave it out"),
 }
 
 

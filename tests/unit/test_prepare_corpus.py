@@ -4,6 +4,7 @@ import concurrent.futures
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 import types
@@ -322,8 +323,21 @@ def test_filters_and_report(tmp_path, prepare):
   assert os.listdir(tmp_path / "dry") == ["report.html"]
   assert said[0].endswith(" of the sample; not written")
   dry = (tmp_path / "dry" / "report.html").read_text()
-  assert "1 of 1 pieces of the text: no corpus was written" in dry
+  assert "up to 2 MB of 1 of 1 pieces of the text" in dry
   assert page[page.index("<h2>Input") :] == dry[dry.index("<h2>Input") :]
+
+
+def test_a_dry_run_reads_the_first_part_of_a_compressed_file(
+  tmp_path, monkeypatch
+):
+  monkeypatch.setattr(cleaning, "_CHUNK_CHARS", 3000)
+  with gzip.open(tmp_path / "a.txt.gz", "wt") as f:
+    f.write("\n\n".join(map(prose_of, range(40))))
+  settings = settings_of(tmp_path, corpus=f"{tmp_path}/a.txt.gz", dry_run=True)
+  prepare_corpus.prepare(settings)
+  page = (tmp_path / "out" / "report.html").read_text()
+  read = re.search(r"<h2>Input.*?>([0-9]+)<", page, re.S)[1]
+  assert 0 < int(read) < 20
 
 
 @pytest.mark.parametrize("dry_run", [False, True])

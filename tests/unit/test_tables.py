@@ -31,6 +31,12 @@ def test_a_line_end_in_a_csv_field(tmp_path):
   assert first.values["text"] == "two\nlines"
 
 
+@pytest.mark.parametrize("ending", ["tsv", "csv", "jsonl"])
+def test_an_empty_file_has_no_rows(tmp_path, ending):
+  with pytest.raises(DataError, match=f"a.{ending}: no rows"):
+    tables.read_table(write(tmp_path / f"a.{ending}", ""))
+
+
 def test_a_few_odd_rows_are_told_and_left_out(tmp_path, capsys):
   text = "a\tb\n" + "1\t2\n" * 200 + "only one\n"
   path = write(tmp_path / "a.tsv", text)
