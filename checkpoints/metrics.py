@@ -42,6 +42,12 @@ class BestBy(NamedTuple):
   keys: tuple  # of results, whose sum counts; the first is in all of them
   higher: bool  # is better
 
+  @classmethod
+  def of_task(cls, task: dict) -> "BestBy | None":
+    """As a task.json says; None if it does not, as in older versions' runs."""
+    saved = task.get("best_by")
+    return cls(tuple(saved["keys"]), saved["higher"]) if saved else None
+
   def score(self, results: dict) -> float:
     """Higher is better; NaN for results that are None."""
     values = [results[key] for key in self.keys if key in results]
@@ -87,15 +93,22 @@ def is_of_average(output_dir: str, step: int) -> bool:
   return evaluations(output_dir, step)[-1].get(EVALUATED_WEIGHTS) == AVERAGE
 
 
-def evaluations_since_best(output_dir: str, step: int, by: BestBy) -> int:
-  """The number of evaluations after the best, up to `step`."""
-  scores = _scores(output_dir, step, by)
+def evaluations_since_best(
+  output_dir: str, step: int, by: BestBy, first: int = 0
+) -> int:
+  """The number of evaluations after the best of those from `first` to `step`.
+
+  A stage that begins with update `first` may have another model.
+  """
+  scores = _scores(output_dir, step, by, first)
   best = max(scores, key=scores.__getitem__, default=step)
   return sum(update > best for update in scores)
 
 
-def _scores(output_dir: str, step: int, by: BestBy) -> dict[int, float]:
-  """Update -> score, of the evaluations with finite scores."""
+def _scores(
+  output_dir: str, step: int, by: BestBy, first: int = 0
+) -> dict[int, float]:
+  """Update -> score, of the evaluations after `first` with finite scores."""
   known = evaluations(output_dir, step)
   scores = {}
   for results in known:
@@ -108,7 +121,7 @@ def _scores(output_dir: str, step: int, by: BestBy) -> dict[int, float]:
     update, score = results["global_step"], by.score(results)
     # Another set of records has losses of its own: no comparison with it.
     comparable = results.get(EVALUATION_SET) == known[-1].get(EVALUATION_SET)
-    if comparable and update > 0 and math.isfinite(score):
+    if comparable and update > first and math.isfinite(score):
       scores[update] = score
   return scores
 

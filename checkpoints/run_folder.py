@@ -149,18 +149,19 @@ def keep_vocabulary(config, manifests: dict) -> None:
     is_there = os.path.exists(copy) and file_sha256(copy) == info.sha256
     if path and not is_there:
       encoder = kinds.KINDS[info.kind](path, info.do_lower_case)
-      _copy(encoder, config.output_dir)
+      copy_vocabulary(encoder, config.output_dir)
       json_files.write(config_beside(copy), encoder.config())
 
 
 def write_task(folder: str, task: dict, encoder: Encoder) -> None:
   """Writes task.json with a copy of the encoder's file."""
-  content = {**task, "vocabulary": {encoder.flag: _copy(encoder, folder)}}
+  name = copy_vocabulary(encoder, folder)
+  content = {**task, "vocabulary": {encoder.flag: name}}
   json_files.write(os.path.join(folder, description.TASK_FILE), content)
 
 
-def _copy(encoder: Encoder, folder: str) -> str:
-  """Copies an encoder's file, unless it is there; returns its name."""
+def copy_vocabulary(encoder: Encoder, folder: str) -> str:
+  """Copies an encoder's files, unless they are there; the vocabulary's name."""
   name = os.path.basename(encoder.file)
   if os.path.realpath(encoder.file) != os.path.realpath(f"{folder}/{name}"):
     for file, content in encoder.files(name).items():

@@ -83,14 +83,15 @@ class RunConfig:
     above=0, high=1, json="scheduler.params.decay_rate")
   lr_decay_steps: int = _rate(1000,
     "Steps in which an exponential decay multiplies the learning rate by "
-    "--lr_decay_rate. They are counted like --num_train_steps, and as updates "
-    "in fine-tuning.",
+    "--lr_decay_rate. They are counted like --num_train_steps; in fine-tuning "
+    "as updates of the batch that is asked for.",
     low=1, json="scheduler.params.decay_step")
   num_decay_steps: int | None = _rate(None,
     "Steps at the end in which the rate of --lr_schedule=wsd falls to 0: as 1 "
     "minus the square root of the share that has passed, or linearly "
-    "(wsd_linear). They are counted like --num_train_steps, and as updates in "
-    "fine-tuning. Default: a tenth of the run.", low=1)
+    "(wsd_linear). They are counted like --num_train_steps; in fine-tuning as "
+    "updates of the batch that is asked for. Default: a tenth of the run.",
+    low=1)
   lr_offset: float = _rate(0.0,
     "Learning rate that is added to the schedule's at every update.",
     low=0, json="scheduler.params.lr_offset")
@@ -146,7 +147,7 @@ class RunConfig:
     "Folder for checkpoints, metrics and run.json; for task.json and "
     "predictions in fine-tuning. A training that finds its own checkpoint "
     "there resumes from it; an evaluation or a prediction of fine-tuning uses "
-    "the best one. Needed, except by a --dry_run.")
+    "the best one. Needed, except by run_pretraining.py's --dry_run.")
   save_checkpoints_steps: int = _report(1000,
     "Updates between two checkpoints. 0 saves one at the end of the run, and "
     "when an evaluation is the best so far.", low=0)
@@ -436,9 +437,8 @@ class PretrainingConfig(RunConfig):
     for name in ("input_file", "output_dir"):
       if not (getattr(self, name) or self.dry_run):
         raise UserError(f"--{name} is missing")
-    is_informed = self.do_train and self.initial_weights == "informed"
     width = self.stage_bert.hidden_size
-    if is_informed and width % 2:
+    if self.do_train and self.initial_weights == "informed" and width % 2:
       raise UserError(
         f"--initial_weights=informed: the BERT config's hidden_size={width} is "
         "odd, and sinusoids come in pairs: use --initial_weights=random"

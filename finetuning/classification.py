@@ -161,7 +161,7 @@ class ClassifierConfig(FinetuningConfig):
       settled += (*_OWN_TABLE, "metrics")
     if flags.get("label_column"):
       settled.append("label_columns")
-    if flags.get("do_train"):  # whose evaluations choose again
+    if flags.get("do_train") and flags.get("do_eval"):  # it chooses again
       settled.append("label_threshold")
     for name in settled:
       saved.pop(name, None)
@@ -169,7 +169,9 @@ class ClassifierConfig(FinetuningConfig):
 
   def as_dict(self):
     """Resolves defaults: a rank that starts late reads them from task.json."""
-    task = {"task": self.kind, **self.describe_table()}
+    task: dict[str, Any] = {"task": self.kind, **self.describe_table()}
+    if self.table().labels == ():  # as task.json says that it is a regression
+      task["labels"] = []
     return {**super().as_dict(), **self.defaults(task, {})}
 
   def describe_table(self) -> dict:
@@ -237,8 +239,7 @@ class Classification(LabelledTask):
 
   def labels_of_data(self):
     path, name = self.config.path("train"), self._table.label
-    rows = self.rows(path)
-    values = self.column(path, rows, "label", may_be_empty=False)
+    values = self.column(path, self.rows(path), "label", may_be_empty=False)
     return f"{path}: column {name!r}", values
 
   def rows(self, path: str, all_rows: bool = False) -> Sequence[tables.Row]:
@@ -270,8 +271,7 @@ class Classification(LabelledTask):
     for row, target, *parts in zip(rows, targets, *texts, strict=True):
       ids, segments, lost = encode_pair(tokenizer, most, *parts)
       cut += lost > 0
-      where = f"line {row.line}"
-      examples.append(packed.Example(ids, segments, where, target))
+      examples.append(packed.Example(ids, segments, f"line {row.line}", target))
     dtype = self.target_type
     return packed.PackedSource(path, examples, self.config, dtype, cut)
 

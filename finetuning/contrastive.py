@@ -141,8 +141,7 @@ def _cross_entropy(queries, texts, targets, skip, temperature):
   own = tf.one_hot(
     targets, tf.shape(texts)[0], dtype=tf.bool, on_value=True, off_value=False
   )
-  far = tf.fill(tf.shape(scores), _FAR)
-  scores = tf.where(skip & ~own, far, scores)
+  scores = tf.where(skip & ~own, tf.fill(tf.shape(scores), _FAR), scores)
   of_target = tf.gather(scores, targets, axis=1, batch_dims=1)
   losses = tf.reduce_logsumexp(scores, axis=1) - of_target
   is_right = of_target >= tf.reduce_max(scores, axis=1)

@@ -92,6 +92,11 @@ class EmbedderConfig(FinetuningConfig):
           f"--matryoshka_dims: {size} is not a number of 1 to {most}, the "
           "numbers of a vector"
         )
+    if self.pooling == "cls" and not self.include_prompt:
+      raise UserError(
+        "--noinclude_prompt leaves the prompt out of a mean, but --pooling=cls "
+        "has none: leave it out"
+      )
     if self.query_length and not 4 <= self.query_length <= self.max_seq_length:
       raise UserError(
         f"--query_length={self.query_length}: must be 4 to "
@@ -206,15 +211,12 @@ class Embedding(FinetuningTask):
       return self._read_groups(path, texts)
     if part == "predict":
       rows = tables.read_table(path, all_rows=True)
-      name = config.text_column
-      column = tables.column(path, rows, name, "--text_column")
-      lines = [row.line for row in rows]
+      column = tables.column(path, rows, config.text_column, "--text_column")
       sides = ([], column) if config.simcse else (column, [])
-      return Singles(path, texts, *sides, lines, config)
+      return Singles(path, texts, *sides, [row.line for row in rows], config)
     cosine = tasks.is_cosine(self._geometry)
     if self._by_scores:
-      pairs = self._pairs(path)
-      firsts, seconds, _, scores, names = zip(*pairs, strict=True)
+      firsts, seconds, _, scores, names = zip(*self._pairs(path), strict=True)
       measure = functools.partial(measured_pairs, np.array(scores), cosine)
       return Singles(path, texts, firsts, seconds, names * 2, config, measure)
     if is_beir(path):

@@ -12,6 +12,7 @@ import mixed_precision
 import modeling
 import optimization
 from checkpoints import checkpointing
+from checkpoints.metrics import BestBy
 from common.console import say, tell
 from common.tensorflow_v1 import tf
 from finetuning import contrastive, packed, task_file
@@ -81,11 +82,18 @@ def finetune(task: FinetuningTask, comm, snapshot=None, signals=None) -> dict:
         task_file.add(str(task.config.output_dir), chosen)
 
     return train_loop.Job(
-      task.best_by, train, evaluator, predict, evaluated, begin, task.labels,
-      steps,
+      _best_by(task, config), train, evaluator, predict, evaluated, begin,
+      task.labels, steps,
     )  # fmt: skip
 
   return training_run.run(config, comm, build, snapshot, signals)
+
+
+def _best_by(task: FinetuningTask, config: FinetuningConfig) -> BestBy:
+  """Which evaluation is the best, as the training has settled it."""
+  model = None if config.do_train else task_file.binding(config)
+  settled = BestBy.of_task(model.task) if model else None
+  return settled or task.best_by
 
 
 def start(command, kind: Callable[..., FinetuningTask]) -> None:

@@ -90,8 +90,7 @@ class GroupSource(PackedRecords):
           start, end = ends[row], ends[row] + len(text.ids)
           ids[record, row, start:end] = text.ids
           mask[record, row, start:end] = g * self.texts + t + 1
-          kept = pooled[record, row, start:end]
-          kept[text.pooled] = g * self.texts + t + 1
+          pooled[record, row, start:end][text.pooled] = g * self.texts + t + 1
           identities[record, g, t] = text.identity
           ends[row] = end
     return GroupBatch(ids, mask, pooled, identities, scores, weights)

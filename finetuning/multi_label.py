@@ -128,8 +128,7 @@ class MultiLabel(Classification):
       threshold = metrics.best_threshold(targets, shares)
     predicted, results = (shares > threshold).astype(int), {}
     for name in self._table.metrics:
-      metric = metrics.metric(name, len(self.labels))
-      results[name] = metric(targets, predicted)
+      results[name] = metrics.metric(name, len(self.labels))(targets, predicted)
     return {**results, _THRESHOLD: threshold}
 
   def chosen_by(self, results):

@@ -100,7 +100,6 @@ class PackedRecords:
     return max(1, min(len(self), round(examples / self.packing_factor)))
 
   def columns(self, numbers, epochs, progress, seed: int) -> dict:
-    del epochs, progress, seed  # nothing is drawn here
     arrays = [*self._columns]
     tensors = later.tf.numpy_function(
       lambda numbers: [array[numbers] for array in arrays],
@@ -140,6 +139,13 @@ class PackedRecords:
     # Epochs are of examples; rounding to rows must not change how many there
     # are.
     steps = max(1, round(config.num_train_epochs * len(self.examples) / batch))
+    warmup = round(config.warmup_proportion * steps)
+    if warmup + (config.num_decay_steps or 0) > steps:
+      raise UserError(
+        f"--num_decay_steps={config.num_decay_steps} and {warmup} steps of "
+        f"--warmup_proportion={config.warmup_proportion:g} do not fit in the "
+        f"{steps} steps of --num_train_epochs={config.num_train_epochs:g}"
+      )
     micro = self.rows_of(config.train_batch_size)
     if not config.global_batch_size:
       # The flags settle the number of micro-batches, the packing their rows.
@@ -152,7 +158,7 @@ class PackedRecords:
       train_batch_size=micro,
       global_batch_size=batch,
       num_train_steps=steps,
-      num_warmup_steps=round(config.warmup_proportion * steps),
+      num_warmup_steps=warmup,
       num_decay_steps=config.num_decay_steps,
       num_accumulation_steps=accumulation,
       of_epochs=True,

@@ -306,8 +306,7 @@ class QuestionBehaviour(Behaviour):
       }
 
   def lines(self, answer):
-    best = answer["answer"] or _NO_ANSWER
-    lines = [answer["question"], f"  answer: {best}"]
+    lines = [answer["question"], f"  answer: {answer['answer'] or _NO_ANSWER}"]
     for one in answer["answers"]:
       lines.append(f"  {one['probability']:6.1%}  {one['text'] or _NO_ANSWER}")
     return lines

@@ -105,8 +105,7 @@ def _best_threshold(answered, empty, odds) -> tuple[float, float]:
   """Best sum of scores and its threshold; lower or equal odds get an answer."""
   order = np.argsort(odds, kind="stable")
   # Sum k: the k questions of the lowest odds are answered, the others not.
-  gains = (answered - empty)[order]
-  sums = np.cumsum([sum(empty), *gains])
+  sums = np.cumsum([sum(empty), *(answered - empty)[order]])
   thresholds = np.array([min(0.0, odds.min() - 1.0), *odds[order]])
   # Questions of equal odds get their answers together.
   sums[1:-1][thresholds[1:-1] == thresholds[2:]] = -np.inf

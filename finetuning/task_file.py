@@ -44,16 +44,14 @@ def check(config, describe: Callable[[], dict]) -> None:
   model = binding(config)
   if not model or not (model.task or model.folder == config.output_dir):
     return  # none, or a checkpoint of any origin
-  facts_of = agreement.of_vocabulary_files
   before = {"task": PRETRAINING, **model.facts()}
-  before |= facts_of(kept_vocabulary(model))
+  before |= agreement.of_vocabulary_files(kept_vocabulary(model))
   now = agreement.of_start({"bert": config.bert.to_dict()})
   now["task"] = config.kind
   if before["task"] == config.kind:
     now |= agreement.of_task(describe())
-    now |= facts_of(config.named_vocabulary())
-  scopes = agreement.scopes(config.do_train)
-  agreement.agree(before, now, model.folder, scopes)
+    now |= agreement.of_vocabulary_files(config.named_vocabulary())
+  agreement.agree(before, now, model.folder, agreement.scopes(config.do_train))
 
 
 def write(config, describe: Callable[[], dict]) -> None:

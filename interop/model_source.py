@@ -87,8 +87,7 @@ class Source:
   @property
   def max_seq_length(self) -> int:
     """As in training, or the model's largest if that is not known."""
-    most = self.bert.max_position_embeddings
-    return self.task.get("max_seq_length", most)
+    return self.task.get("max_seq_length", self.bert.max_position_embeddings)
 
   @property
   def known_task(self) -> dict:
@@ -106,8 +105,7 @@ class Source:
 
   def lines(self) -> list[str]:
     """The checkpoint and what is assumed, for the console."""
-    task_file = os.path.join(self.folder, TASK_FILE)
-    answers = assumed_answers(self.task, task_file)
+    answers = assumed_answers(self.task, os.path.join(self.folder, TASK_FILE))
     title = f"{self.path} ({self.chosen})"
     return [title, *self.notes, *self.assumed_case, *answers]
 
@@ -261,10 +259,7 @@ def _find_checkpoint(model: str, task: dict) -> tuple[str, str]:
   steps = files.steps()
   if not steps:
     return _find_published(model, files.without_marker())
-  by: BestBy | None = None if task else BEST_BY
-  saved = task.get("best_by")
-  if saved:  # runs of older versions do not say
-    by = BestBy(tuple(saved["keys"]), saved["higher"])
+  by = BestBy.of_task(task) if task else BEST_BY
   step, chosen = steps[0], "the newest"
   best = by and best_evaluation(model, steps[0], by)
   if best in steps:

@@ -143,7 +143,6 @@ def record_settings(folder: str, shared: dict, tasks: dict) -> None:
 def keep(source: model_source.Source, folder: str) -> None:
   """Makes `folder` with a run's checkpoint and the files that describe it."""
   paths = glob.glob(glob.escape(source.path) + ".*")
-  paths += source.vocabulary.values()
   for name in (
     model_files.RUN_FILE, model_files.TASK_FILE, model_files.CONFIG_FILE
   ):  # fmt: skip
@@ -151,6 +150,8 @@ def keep(source: model_source.Source, folder: str) -> None:
     if os.path.exists(path):
       paths.append(path)
   with files.new_folder(folder) as new:
+    if source.vocabulary:
+      run_folder.copy_vocabulary(source.tokenizer(), new)
     for path in paths:
       copy = os.path.join(new, os.path.basename(path))
       # A hard link takes no room of its own, but not all disks have them.

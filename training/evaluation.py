@@ -153,8 +153,8 @@ def clear_error(error: Exception, source=None, numbers=()) -> Exception:
       f"out of memory ({errors.reason(error)[:200]}): lower "
       "--train_batch_size, or that of the stage, which with "
       "--global_batch_size trains the same, or --eval_batch_size in an "
-      "evaluation; or give --recompute=layer; --dry_run --find_batch_size "
-      "finds the largest"
+      "evaluation; or give --recompute=layer; run_pretraining.py's --dry_run "
+      "--find_batch_size finds the largest"
     )
   # A thread that reads has noted its own error, which TensorFlow rewords.
   # A lost rank comes before the search for a damaged record: others wait.

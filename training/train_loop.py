@@ -48,7 +48,8 @@ class Job:
   evaluate: evaluation.Evaluator | None = None
   # Gives lines about the files that it wrote; on all ranks.
   predict: Callable[[tf.Session, Watchdog], list] | None = None
-  # Takes the results of the weights that the run ends with; on all ranks.
+  # Takes the results of new best weights, on rank 0, and of those that the run
+  # ends with, on all ranks.
   evaluated: Callable[[dict], None] | None = None
   # Adds to a training's folder; on rank 0, after the weights are restored.
   begin: Callable[[], None] | None = None
@@ -211,9 +212,13 @@ class Saver:
     self._is_due = False  # a save, which may wait for a good update or the disk
     self._saved = time.monotonic()  # of the last checkpoint, or the start
 
-  def keep_best(self, step: int) -> None:
-    """Protects the best checkpoint by evaluation; saves it if new."""
+  def keep_best(self, step: int) -> bool:
+    """Protects the best checkpoint by evaluation; saves it if new.
+
+    On rank 0, whether that is the one of update `step`.
+    """
     run, saves, is_new = self._run, self._run.checkpointer, False
+    best: int | None = None
     if run.comm.is_root:
       folder, by = run.config.output_dir, run.job.best_by
       best = metrics.best_evaluation(folder, step, by)
@@ -222,6 +227,7 @@ class Saver:
       is_new = best == step and step not in (saves.saved, *saves.files.steps())
     if run.comm.from_root(is_new):
       saves.save(run.session, step)
+    return best == step
 
   def is_time(self) -> bool:
     """Whether --save_every_minutes have passed, by rank 0's clock."""
@@ -293,11 +299,13 @@ class Evaluations:
       return None
     try:
       with timing("evaluation"):
-        run.job.evaluate(run.session, step, run.signals, run.watchdog)
+        results = run.job.evaluate(run.session, step, run.signals, run.watchdog)
     except signals.Interrupted as interrupted:
       return interrupted.stop
     with timing("save"):
-      self._saver.keep_best(step)
+      is_best = self._saver.keep_best(step)
+    if is_best and run.job.evaluated:
+      run.job.evaluated(results)
     if step == self._first:
       run.watchdog.pause()  # the first update compiles
     return self.verdict(step)
@@ -309,7 +317,8 @@ class Evaluations:
     if not limit:
       return None
     if run.comm.is_root:
-      since = metrics.evaluations_since_best(folder, step, run.job.best_by)
+      by, first = run.job.best_by, run.task.plan.stage.first_update
+      since = metrics.evaluations_since_best(folder, step, by, first)
     return Stop.NO_BETTER if run.comm.from_root(since) >= limit else None
 
 

@@ -13,6 +13,7 @@ import runs
 import samples
 
 import run_pretraining
+from checkpoints import agreement
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from corpus import tables
@@ -130,6 +131,10 @@ def test_glue_files(tmp_path, make, task):
   targets = [e.targets[0] for e in source.examples]
   numbers = [made.labels.index(x) if made.labels else x for x in labels]
   assert targets == numbers
+  # So the same command resumes it.
+  now = agreement.of_start(made.config.as_dict())
+  before = agreement.of_task(made.task_content())
+  agreement.agree(before, now, "", agreement.scopes(True))
   has_pair = classification.GLUE[task].pair is not None
   assert (source.examples[0].ids == 3).sum() == 1 + has_pair
   assert source.examples[0].segments.any() == has_pair

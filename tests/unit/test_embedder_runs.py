@@ -245,6 +245,7 @@ def test_a_bad_row_is_named(embed, tmp_path, wrong, changes, message):
     ({"matryoshka_dims": ("33",)}, "33 is not a number of 1 to 32"),
     ({"matryoshka_dims": ("x",)}, "x is not a number"),
     ({"query_length": 65}, "must be 4 to --max_seq_length=64"),
+    ({"pooling": "cls", "include_prompt": False}, "out of a mean, but --pooli"),
     ({"max_seq_length": 4096}, "max_position_embeddings"),
     ({"simcse": True, "score_column": "s"}, "--score_column"),
     ({"score_column": "s", **NEGATIVES}, "--negative_columns"),

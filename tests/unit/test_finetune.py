@@ -6,6 +6,8 @@ import json
 import os
 import re
 import shutil
+import types
+from unittest import mock
 
 import finetuning_runs
 import numpy as np
@@ -22,6 +24,7 @@ from config.optimizers import OptimizerConfig
 from corpus import tables
 from finetuning import (
   classification,
+  finetune,
   multi_label,
   ner,
   packed,
@@ -29,6 +32,7 @@ from finetuning import (
   task_file,
 )
 from interop import run_settings
+from training import train_loop
 
 run = finetuning_runs.run
 slow = lambda *values: pytest.param(*values, marks=pytest.mark.slow)
@@ -421,6 +425,11 @@ def test_an_update_of_whole_records_that_is_far_off_is_told(tmp_path, classify):
   assert not packed.rounding(fewer.training_set.plan(config, 1))
   with pytest.raises(UserError, match=f"={batch // 4} or a larger batch"):
     source.plan(config, 4)
+  config = dataclasses.replace(
+    task.config, lr_schedule="wsd", num_decay_steps=9999
+  )
+  with pytest.raises(UserError, match="=9999 and .* steps of --num_train_epo"):
+    source.plan(config, 1)
 
 
 def test_labels_keep_their_rows_whatever_the_order(tmp_path, classify, trained):
@@ -648,6 +657,45 @@ def test_a_folder_keeps_its_threshold(tmp_path, choose, trained):
   found = run(multi_label.task_of(config))["evaluation"]
   assert found["label_threshold"] == threshold
   assert path.read_bytes() == written
+
+
+def test_a_training_that_stops_keeps_its_best_threshold(
+  tmp_path, choose, monkeypatch
+):
+  out, evaluations = tmp_path / "out", []
+  task = choose(
+    out, do_eval=True, eval_every_epochs=0, eval_every_steps=2,
+    num_train_epochs=8.0, learning_rate=3e-3,
+  )  # fmt: skip
+  keep_best = train_loop.Saver.keep_best
+
+  def stop_after_three(saver, step):
+    evaluations.append(step)
+    if len(evaluations) > 4:
+      raise KeyboardInterrupt
+    return keep_best(saver, step)
+
+  monkeypatch.setattr(train_loop.Saver, "keep_best", stop_after_three)
+  with pytest.raises(KeyboardInterrupt):
+    run(task)
+  scores = metrics.read_jsonl(str(out / "eval_metrics.jsonl"))[:-1]
+  best = max(scores, key=lambda scores: scores["f1_micro"])
+  assert len(scores) == 3 and best["f1_micro"] > 0
+  kept = runs.read_json(out, "task.json")["label_threshold"]
+  assert kept == best["label_threshold"]
+
+
+def test_what_is_best_is_settled_by_the_training(tmp_path, classify):
+  """Also where a later evaluation has other metrics."""
+  task = classify(tmp_path / "out", do_train=False, do_eval=True)
+  for settled in (metrics.BestBy(("spearman",), True), None):
+    saved = {"best_by": settled._asdict()} if settled else {}
+    model = types.SimpleNamespace(task=saved)
+    want = settled or task.best_by
+    with mock.patch.object(finetune.task_file, "binding", return_value=model):
+      assert finetune._best_by(task, task.config) == want
+    config = dataclasses.replace(task.config, do_train=True)
+    assert finetune._best_by(task, config) == task.best_by
 
 
 def test_a_head_that_was_never_trained_does_not_predict(

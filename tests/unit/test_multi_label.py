@@ -11,7 +11,7 @@ from conversions import answers, convert, random_values, write_checkpoint
 
 from common.errors import UserError
 from common.tensorflow_v1 import tf
-from finetuning import metrics
+from finetuning import classification, metrics
 from finetuning.behaviour import Input
 from interop import inference, model_source
 from interop.heads import BEHAVIOURS
@@ -145,6 +145,13 @@ def model(tmp_path, letters):
   shutil.copyfile(letters, tmp_path / "a" / "vocab.txt")
   (tmp_path / "a" / "task.json").write_text(json.dumps(TASK))
   return prefix
+
+
+def test_a_training_that_evaluates_chooses_the_threshold_again():
+  for evaluates, want in ((False, 0.4), (True, None)):
+    flags = {"do_train": True, "do_eval": evaluates, "do_predict": True}
+    task = classification.ClassifierConfig.defaults(TASK, flags)
+    assert task.get("label_threshold") == want
 
 
 def test_folders_answer_the_same(tmp_path, model):

@@ -3,15 +3,18 @@
 import json
 import shutil
 import statistics
+from unittest import mock
 
 import finetuning_runs
 import pytest
 import runs
+import tokenizer_folders
 import trained
 
 from checkpoints import checkpoint_files
 from common import json_files
 from common.errors import UserError
+from text_encoders import tokenizer_json
 from tools import run_tasks
 
 FAST = ["--", "--train_batch_size=16", "--max_seq_length=64", "--xla=off"]
@@ -236,6 +239,19 @@ def test_runs_keep_the_checkpoint_of_a_run_that_goes_on(
   shutil.copytree(model, tmp_path / "another")
   with pytest.raises(UserError, match="were made with model .*, not .*another"):
     run_tasks.main(given, f"{tmp_path}/another")
+
+
+def test_a_kept_model_has_all_files_of_its_tokenizer(tmp_path):
+  for name in ("theirs", "kept"):
+    (tmp_path / name).mkdir()
+  folder = tmp_path / "theirs"
+  tokenizer_folders.write(folder, "roberta, vocab.json alone")
+  encoder = tokenizer_json.HuggingFaceEncoder(str(folder / "vocab.json"))
+  source = mock.Mock(path=str(folder / "none"), folder=str(folder))
+  source.tokenizer.return_value = encoder
+  run_tasks.keep(source, str(tmp_path / "kept" / "model"))
+  again = type(encoder)(str(tmp_path / "kept" / "model" / "vocab.json"))
+  assert again.tokens == encoder.tokens and again.special == encoder.special
 
 
 def test_a_failed_try_does_not_choose_the_model(tmp_path, made, monkeypatch):
