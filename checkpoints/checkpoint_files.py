@@ -233,12 +233,15 @@ class CheckpointFiles:
       path = state.model_checkpoint_path if state else ""
     except ValueError:  # also what is not UTF-8
       path = ""
-    if not (os.path.exists(path + _SUFFIXES[0]) or os.path.exists(path)):
-      raise CheckpointError(
-        f"{list_file}: names no checkpoint that exists ({path!r}). Bring it "
-        "back, or start a new run in another --output_dir"
-      )
-    return path
+    moved = os.path.join(self.folder, os.path.basename(path))
+    for prefix in (path, moved):  # it may name where the folder was
+      is_there = os.path.exists(prefix + _SUFFIXES[0]) or os.path.isfile(prefix)
+      if path and is_there:
+        return prefix
+    raise CheckpointError(
+      f"{list_file}: names no checkpoint that exists ({path!r}). Bring it "
+      "back, or start a new run in another --output_dir"
+    )
 
   def has_any(self) -> bool:
     """Whether a run would resume from one."""

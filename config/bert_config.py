@@ -25,7 +25,7 @@ PRESETS = {
 
 # Keys of published multilingual and Chinese configurations that describe a
 # pooler other than BertModel's and never had an effect on it.
-_KEYS_WITHOUT_EFFECT = (
+KEYS_WITHOUT_EFFECT = (
   "directionality", "pooler_fc_size", "pooler_num_attention_heads",
   "pooler_num_fc_layers", "pooler_size_per_head", "pooler_type",
 )  # fmt: skip
@@ -158,7 +158,7 @@ class BertConfig:
     """A checked BertConfig; `UserError`, a ValueError, names `source`."""
     # Not by keywords: a key that is missing or unknown has a line of its own.
     config = cls(json_object.get("vocab_size"))
-    known = [*config.__dict__, *_KEYS_WITHOUT_EFFECT]
+    known = [*config.__dict__, *KEYS_WITHOUT_EFFECT]
     unknown = sorted(set(json_object) - set(known))
     if unknown:
       raise UserError(
@@ -250,7 +250,14 @@ class BertConfig:
     values["num_key_value_heads"] = self.key_value_heads
     # Half of it is on each side of a token.
     values["local_attention"] = max(1, self.local_attention // 2 * 2)
-    return values
+    unused: list[str] = []
+    if self.global_attn_every_n_layers == 1:
+      unused += "local_attention", "local_rope_theta"
+    if self.position_type != "rotary":
+      unused += "global_rope_theta", "local_rope_theta"
+    if not self.mlm_head:
+      unused.append("classifier_bias")
+    return values | {key: getattr(BertConfig, key) for key in unused}
 
   def differences(self, other: "BertConfig") -> list[str]:
     """Keys that differ and make another model; training's may differ."""
@@ -269,8 +276,7 @@ class BertConfig:
     # they say anything.
     values = copy.deepcopy(self.__dict__)
     for field in dataclasses.fields(self):
-      is_default = values[field.name] == field.default
-      if field.metadata["later"] and is_default:
+      if field.metadata["later"] and values[field.name] == field.default:
         del values[field.name]
     return values
 

@@ -139,8 +139,7 @@ class MaskedLmBehaviour(Behaviour):
     count = len(context.masks(ids))
     for log_probs in outputs["log_probs"][:count, : len(texts)]:
       mask = []
-      best = np.argsort(-log_probs, kind="stable")[: context.top_k]
-      for token in best:
+      for token in np.argsort(-log_probs, kind="stable")[: context.top_k]:
         probability = float(np.exp(log_probs[token]))
         mask.append({"word": texts[token], "probability": probability})
       masks.append(mask)

@@ -88,7 +88,7 @@ def write(
   """
   task, architecture = model.task, config["architectures"][0]
   parameters = sum(value.size for value in model.values.values())
-  _, _, use = architecture.partition("For")
+  _, _, use = architecture.rpartition("For")  # RoFormer begins with another
   library, pipeline = "transformers", _PIPELINES.get(use, "feature-extraction")
   if task.get("task") == EMBEDDER:
     library, pipeline = "sentence-transformers", EMBEDDING.pipeline
@@ -131,7 +131,7 @@ def write(
 def _tables(inputs: Sequence[str], is_average: bool) -> list[str]:
   """What the run's files say, if the weights still lie beside them."""
   lines: list[str] = []
-  about = description.read(os.path.dirname(inputs[0]))
+  about = description.read(description.folder_of(inputs[0]))
   run = about.start_of(checkpoint_files.step_of(inputs[0]))
   span = run.get("flags", {}).get("average_updates") if is_average else None
   averaged = "average of the weights over updates", span

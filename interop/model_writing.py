@@ -76,12 +76,13 @@ def write_checkpoint(model: Model, prefix: str) -> list[str]:
   if os.path.isdir(prefix) or prefix.endswith(os.sep):
     prefix = os.path.join(prefix, CHECKPOINT_NAME)
   folder = os.path.dirname(prefix) or "."
+  own = description.folder_of(model.source.path) or "."
   beside = {CONFIG_FILE: model.source.bert.to_json_string().encode()}
   beside |= model.vocabulary
   if not os.path.exists(os.path.join(folder, RUN_FILE)):
     task = json_files.text(model.task_content, indent=2) + "\n"
     beside[TASK_FILE] = task.encode()
-  elif not os.path.samefile(folder, os.path.dirname(model.source.path) or "."):
+  elif not os.path.samefile(folder, own):
     raise UserError(
       f"--output={prefix}: {folder} is the folder of another run: give "
       "--output in another folder"
@@ -130,8 +131,7 @@ def write_folder(
   tensors = huggingface_weights.to_huggingface(model.values, bert, source.path)
   with new_folder(folder) as aside:
     huggingface_weights.write_tensors(aside, tensors)
-    path = os.path.join(aside, THEIR_CONFIG)
-    json_files.write(path, config)
+    json_files.write(os.path.join(aside, THEIR_CONFIG), config)
     json_files.write(os.path.join(aside, TASK_FILE), model.task_content)
     model_card.write(
       os.path.join(aside, model_card.CARD_FILE),

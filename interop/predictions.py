@@ -125,8 +125,7 @@ class Predictor:
   def _run(self, behaviour: Behaviour, examples: Sequence) -> Iterator[dict]:
     """Implements `behaviour.Run`."""
     for start in range(0, len(examples), _BATCH):
-      batch = examples[start : start + _BATCH]
-      _, ids, segments, *_ = zip(*batch, strict=True)
+      _, ids, segments, *_ = zip(*examples[start : start + _BATCH], strict=True)
       masks = [np.ones_like(row) for row in ids]
       rows = dict(zip(INPUTS, (ids, masks, segments), strict=True))
       rows |= behaviour.arrays(ids, self._context)

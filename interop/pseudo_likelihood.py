@@ -37,8 +37,7 @@ def words_alone(encoder: Encoder) -> np.ndarray:
   for number, text in enumerate(encoder.texts):
     letters = text.lstrip(encoder.mark)
     signs = sum(unicodedata.category(char)[0] in "PS" for char in letters)
-    is_chinese = has_chinese(letters)
-    alone[number] = is_chinese or 0 < signs == len(letters)
+    alone[number] = has_chinese(letters) or 0 < signs == len(letters)
   return alone
 
 
@@ -65,8 +64,7 @@ def masked_copies(
   sentence = slice(len(before), len(positions) - len(after))
   scored = positions[sentence, np.newaxis]
   # A copy hides the scored token and the later pieces of its word.
-  ends = words[:, scored + 1]
-  hidden = (positions >= scored) & (positions < ends)
+  hidden = (positions >= scored) & (positions < words[:, scored + 1])
   return np.where(hidden, np.int32(encoder.mask_id), rows[:, np.newaxis])
 
 

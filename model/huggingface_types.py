@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from config.bert_config import BertConfig
+from config.bert_config import KEYS_WITHOUT_EFFECT, BertConfig
 from model import tasks
 from model import weights as w
 from model.tasks import LABELS, MASKED_LM, NEXT_SENTENCE, QUESTIONS, Head
@@ -142,9 +142,14 @@ class ModelType:
     """Our keys of which the written config.json says another model."""
     content = self.write(config, ids)
     again = self.read(self.complete(content))
-    keys = config.differences(BertConfig(**again))
-    if any(head.reads_pooled for head in heads):
-      return keys
+    there = BertConfig(**again)
+    keys = config.differences(there)
+    # It also says whether all heads read through the masked LM head's layer.
+    moves = config.shares_transform != there.shares_transform
+    for head in heads:
+      moved = moves and head.bias and head is not MASKED_LM
+      if head.reads_pooled or moved:
+        return keys
     return [key for key in keys if key != "classifier_pooling"]
 
   # Tensors
@@ -175,12 +180,10 @@ class ModelType:
 
   def rows(self, weight: w.Weight, config: BertConfig) -> np.ndarray | None:
     """Which of our columns each of the tensor's rows is; None: the same."""
-    del weight, config
     return None
 
   def constants(self, config: BertConfig) -> dict[str, np.ndarray]:
     """Tensors that no weight of ours is, by name."""
-    del config
     return {}
 
   def tied(self) -> dict[str, str]:
@@ -220,7 +223,7 @@ class _Bert(ModelType):
   )  # fmt: skip
   checked = {**ModelType.checked, "position_embedding_type": "absolute"}
   heads: tuple[Head, ...] = tasks.HEADS
-  body: tuple[str, ...] = w.ENCODER, w.POOLER
+  body: tuple[str, ...] = w.ENCODER, w.POOLER, w.TRANSFORM
   modules = _HEADS
   decoder = "cls.predictions.decoder"
 
@@ -234,8 +237,8 @@ class _Bert(ModelType):
 
   def read(self, content):
     values = super().read(content)
-    for key in content:  # of published Chinese and multilingual configs
-      if key == "directionality" or key.startswith("pooler_"):
+    for key in KEYS_WITHOUT_EFFECT:
+      if key in content:
         values[key] = content[key]
     return values
 
@@ -307,7 +310,7 @@ class _RoFormer(_Bert):
     **ModelType.checked, "embedding_size": None, "rotary_value": False,
   }  # fmt: skip
   heads = MASKED_LM, QUESTIONS, tasks.TOKENS
-  body = (w.ENCODER,)
+  body = w.ENCODER, w.TRANSFORM
 
   def write(self, config, ids):
     content = super().write(config, ids)

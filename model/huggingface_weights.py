@@ -125,8 +125,7 @@ def _parted(
   """Our weights of Hugging Face's tensor, by name."""
   # Theirs may join several of ours along its rows, which are our columns.
   rows = [weight.shape[1 if weight.is_kernel else 0] for weight in weights]
-  ends = np.cumsum(rows[:-1], dtype=int)
-  parts = np.split(np.atleast_1d(tensor), ends)
+  parts = np.split(np.atleast_1d(tensor), np.cumsum(rows[:-1], dtype=int))
   for weight, part in zip(weights, parts, strict=True):
     columns = known.kind.rows(weight, known.config)
     # One of another shape is refused with the config that makes it so.

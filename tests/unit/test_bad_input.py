@@ -264,6 +264,17 @@ def test_a_list_of_checkpoints_that_is_damaged(checkpointer, content):
     made.restore.has_checkpoint()
 
 
+def test_a_folder_that_was_moved_has_its_checkpoint(checkpointer):
+  """Its list names the folder where the checkpoint was written."""
+  folder, _session, made = checkpointer
+  os.unlink(folder / "model.ckpt-3.json")
+  (folder / "checkpoint").write_text(
+    'model_checkpoint_path: "/nowhere/model.ckpt-3"'
+  )
+  assert made.restore.has_checkpoint()
+  assert made.files.newest_whole() == str(folder / "model.ckpt-3")
+
+
 def test_a_file_of_a_checkpoint_is_not_its_name(checkpointer):
   folder, session, made = checkpointer
   for name in ("", "nowhere", "model.ckpt-*", "model.ckpt"):

@@ -35,6 +35,8 @@ MODERN |= {"num_hidden_layers": 4}
 EURO = {**TINY, **EURO_BERT, "classifier_pooling": "mean"}
 ROBERTA = {**TINY, "position_offset": 1, "hidden_act": "gelu_erf"}
 ROFORMER = {**TINY, "position_type": "rotary"}
+POOLED = {**MODERN, "classifier_pooling": "pooler"}
+MEAN = {**TINY, "classifier_pooling": "mean"}
 MODELS = {"bert": TINY, "modernbert": MODERN, "eurobert": EURO,
           "roberta": ROBERTA, "roformer": ROFORMER}  # fmt: skip
 # Another value of each key that a type can say.
@@ -307,6 +309,10 @@ def test_models_of_ours_that_hugging_face_does_not_have(keys, message):
     (EURO, tasks.QUESTIONS, "EuroBERT lacks this question answering head"),
     (EURO, tasks.TOKENS, ""), (ROBERTA, tasks.LABELS, ""),
     ({**TINY, **NEO_BERT}, tasks.LABELS, "EuroBERT lacks decoder_bias"),
+    # With a pooler heads read outputs as they are, without through a layer.
+    (POOLED, tasks.MASKED_LM, ""), (MEAN, tasks.MASKED_LM, ""),
+    (POOLED, tasks.TOKENS, "ModernBERT lacks classifier_pooling"),
+    (MEAN, tasks.TOKENS, "BERT lacks classifier_pooling"),
   ],
 )  # fmt: skip
 def test_what_a_type_lacks_is_known_before_training(keys, head, wanted):
@@ -316,17 +322,41 @@ def test_what_a_type_lacks_is_known_before_training(keys, head, wanted):
 
 
 def test_pooling_counts_where_something_is_pooled():
-  keys = {**MODERN, "classifier_pooling": "pooler"}
-  _, content = written(keys, [tasks.MASKED_LM])
+  _, content = written(POOLED, [tasks.MASKED_LM])
   assert content["classifier_pooling"] == "cls"
   with pytest.raises(UserError, match='classifier_pooling is "pooler"'):
-    written(keys, [tasks.LABELS])
+    written(POOLED, [tasks.LABELS])
+
+
+def test_keys_that_nothing_reads_make_no_other_model():
+  config = lambda **keys: BertConfig.from_dict({**EURO, **keys})
+  for keys in (
+    {"classifier_bias": False}, {"local_rope_theta": 3.0},
+    {"local_attention": 4},
+  ):  # fmt: skip
+    assert config(**keys).differences(config()) == []
+  every = {"global_attn_every_n_layers": 3}
+  local = config(**every, local_attention=4)
+  assert local.differences(config(**every)) == ["local_attention"]
+  reread({"model_type": "bert", "pooler_dropout": 0.1})
 
 
 # Tensors ----------------------------------------------------------------------
 
 
 MLM = [weights.ENCODER, weights.TRANSFORM, weights.MASKED_LM]
+
+
+@pytest.mark.parametrize("keys", [MEAN, ROFORMER])
+def test_masked_lms_without_a_pooler(tmp_path, keys):
+  parts = [weights.ENCODER, weights.MASKED_LM]
+  values = random_values(parts + MLM[1:2] * (keys is MEAN), keys=keys)
+  convert(write_checkpoint(tmp_path / "a", values, **keys), tmp_path / "b")
+  card = (tmp_path / "b" / "README.md").read_text()
+  assert 'pipeline_tag: "fill-mask"' in card
+  if keys is MEAN:  # RoFormer's own tokenizer is not read
+    convert(tmp_path / "b", tmp_path / "c" / "model")
+    assert_same(read(tmp_path / "c" / "model"), values)
 
 
 def test_tensors_of_several_weights(tmp_path):
