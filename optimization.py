@@ -69,8 +69,7 @@ class LocalSums(NamedTuple):
     sizes = [2, len(self.pairs), self.sums.shape.num_elements()]
     counts, nonfinite, sums = tf.split(reduced, sizes)
     counts, sums = tf.unstack(counts), tf.unstack(sums)
-    by_name = dict(zip(names, sums, strict=True))
-    return reduced, counts, nonfinite, by_name
+    return reduced, counts, nonfinite, dict(zip(names, sums, strict=True))
 
 
 def accumulate(
@@ -105,8 +104,7 @@ def _add_to_stored(gradients, filled, row, slices) -> LocalSums:
   """Adds a micro-batch to the stores, if all its gradients are finite."""
   values, stores = [*gradients, filled, row], []
   for i, value in enumerate(values):
-    shape = value.shape.as_list()
-    stores.append(all_reduce.local_zeros(f"sum_{i}", shape))
+    stores.append(all_reduce.local_zeros(f"sum_{i}", value.shape.as_list()))
   # One number a variable: 1 if its gradient is not finite, in any slice.
   is_finite = tf.is_finite(all_reduce.half_squares(gradients))
   bad = slices.agree(1.0 - tf.cast(is_finite, tf.float32))
@@ -238,7 +236,8 @@ def train_ops(
     plan.stage.first_update,
   )
   if config.average_updates:
-    most = config.eval_every_steps or plan.updates
+    first = max(plan.stage.first_update, plan.cooldown_start)
+    most = config.eval_every_steps or plan.updates - first
     average = averages.Averages(config.average_updates, most)
     with tf.control_dependencies([ops.update]):
       applied = tf.logical_not(ops.skipped)

@@ -10,7 +10,7 @@
 # at the same place on all hosts.
 #
 #   MIN_NP=2       waits for so many ranks (default 1), at the start and after losses
-#   MAX_NP=64      never has more (default: no limit)
+#   MAX_NP=64      never has more (default: no limit); at most an update's records
 #   SLOTS=8        ranks of a host whose line has no number
 #   NIC=eth0       the network interface, needed if there is one host only
 #   SSH_PORT=2222  where sshd listens (default: ssh's own)

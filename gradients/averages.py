@@ -46,15 +46,21 @@ class Averages:
   def begin_op(self) -> tf.Operation:
     """Makes averages without a sample the weights; run it on restored ones."""
     is_new = tf.equal(tf.convert_to_tensor(self._samples), 0.0)
-    begin = lambda: tf.group(*moments.assign_all(self._pairs))
-    return tf.cond(is_new, begin, tf.no_op).op
+    return tf.cond(is_new, self._follow, tf.no_op).op
 
   def update_op(self, applied: tf.Tensor) -> tf.Operation:
     """Samples the weights of an update that was `applied`, if it is due."""
     with tf.control_dependencies([applied]):
       update = tf.convert_to_tensor(tf.train.get_or_create_global_step())
+      count = tf.convert_to_tensor(self._samples)
     is_due = applied & tf.equal(update % self._every, 0)
-    return tf.cond(is_due, self._sample, tf.no_op, name="average").op
+    # Until there is a sample the average is the weights.
+    is_new = applied & tf.equal(count, 0.0)
+    otherwise = lambda: tf.cond(is_new, self._follow, tf.no_op).op
+    return tf.cond(is_due, self._sample, otherwise, name="average").op
+
+  def _follow(self) -> tf.Operation:
+    return tf.group(*moments.assign_all(self._pairs))
 
   def _sample(self) -> tf.Operation:
     count = tf.convert_to_tensor(self._samples) + 1.0

@@ -210,8 +210,7 @@ class _HorovodComm(Comm):
   def broadcast_op(self, variables):
     assigned = []
     for v in variables:
-      received = self.broadcast(v, f"broadcast/{v.op.name}")
-      assigned.append(tf.assign(v, received))
+      assigned.append(tf.assign(v, self.broadcast(v, f"broadcast/{v.op.name}")))
     return tf.group(*assigned, name="broadcast")
 
   def gather(self, values):

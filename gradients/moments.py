@@ -94,7 +94,6 @@ class MomentOptimizer(tf.train.Optimizer):
     It may depend on the weight's shape and name. `_update` sees which slots
     there are; ZeRO puts only weights of equal slots into one shard.
     """
-    del variable
     return {"adam_m": "beta_1", "adam_v": "beta_2"}  # google/bert's names
 
   def create_slots(self, variables, declared=None) -> list[dict[str, Slot]]:

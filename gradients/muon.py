@@ -142,6 +142,5 @@ def _by_gram(x, polynomials) -> tf.Tensor:
   for a, b, c in polynomials:
     if factors:
       gram = tf.matmul(tf.matmul(factors[-1], gram), factors[-1])
-    factor = a * identity + b * gram + c * tf.matmul(gram, gram)
-    factors.append(factor)
+    factors.append(a * identity + b * gram + c * tf.matmul(gram, gram))
   return tf.matmul(functools.reduce(tf.matmul, factors), x)

@@ -52,9 +52,8 @@ def add_sliced(comm) -> None:
     slots[slot.op.name.rpartition("/")[0]].append(slot)
   for sliced in tf.get_collection(SLICED):
     for part in (sliced.variable, *slots[sliced.variable.op.name]):
-      value = tf.convert_to_tensor(part)
       own = lambda tensors: tensors[0]
-      add(part, {part.op.name: value}, [sliced], own, comm)
+      add(part, {part.op.name: tf.convert_to_tensor(part)}, [sliced], own, comm)
 
 
 def broadcast_op(variables, comm) -> tf.Operation:

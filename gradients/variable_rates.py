@@ -43,8 +43,7 @@ class VariableRateOptimizer(moments.MomentOptimizer):
     learning_rate = tf.convert_to_tensor(self.learning_rate, tf.float32)
     rate = layout.spread(ratio, variable) * learning_rate
     new_values = [weights - rate * update, *new_moments]
-    targets = (variable, m.variable, v.variable)
-    pairs = zip(targets, new_values, strict=True)
+    pairs = zip((variable, m.variable, v.variable), new_values, strict=True)
     # Everything is read before anything is written.
     with tf.control_dependencies(new_values):
       return tf.group(*moments.assign_all(pairs))

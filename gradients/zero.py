@@ -194,8 +194,7 @@ class ZeRO(all_reduce.AllReduce):
   def half_squares(self, pairs):
     parts = []
     for gradient, weights in pairs:
-      shard = self._shards[weights.name]
-      parts.append(shard.sums(0.5 * tf.square(gradient)))
+      parts.append(self._shards[weights.name].sums(0.5 * tf.square(gradient)))
     squares = self.comm.allreduce(tf.concat(parts, axis=0), "zero/half_squares")
     return self.slices.totals(tf.gather(squares, self._order), self._variables)
 

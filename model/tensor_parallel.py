@@ -99,7 +99,8 @@ class Slices:
       return values
     is_sliced = [cut_of(variable) is not None for variable in variables]
     total = self._comm.allreduce(values, name="slices_totals")
-    return tf.where(is_sliced, total, values)
+    # The same on all slices to the last bit, for they decide by it.
+    return tf.where(is_sliced, total, total / self.size)
 
   def agree(self, flags: tf.Tensor) -> tf.Tensor:
     """float of `flags`' shape: 1 where any slice has 1, else 0."""

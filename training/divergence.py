@@ -98,6 +98,7 @@ class Guard:
       self._raise(step)
     run.watchdog.pause()  # until the next update
     run.checkpointer.restore.rewind(run.session, to)
+    run.checkpointer.saved = to  # newer ones go
     if run.comm.is_root:  # what has gone bad is not for a second time
       files.remove(bad for bad in files.steps() if bad > to)
       if run.job.evaluate:

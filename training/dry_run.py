@@ -235,8 +235,7 @@ def _measured(job: Job, size: int) -> Measured:
     if not gpus:
       # What the process has by now, besides variables. Gradients come later.
       now = psutil.Process().memory_info().rss / _MB
-      rest = now - sum(here.values())
-      parts["TensorFlow and the graph"] = rest
+      parts["TensorFlow and the graph"] = now - sum(here.values())
     micro_seconds, update_seconds = _times(session, ops, plan.accumulation)
     parameters: dict[str, int] = {}
     for variable in ops.variables:
@@ -283,8 +282,7 @@ def duration(measured: Measured, plan, limit: float) -> tuple[int, float]:
   """Updates of a plan that end within `limit` seconds, and their seconds."""
   done, taken = 0, 0.0
   for updates, records in plan.sizes():
-    micro_batches = plan.micro_batches(records)
-    seconds = measured.seconds_of(micro_batches, plan.micro_batch)
+    seconds = measured.seconds_of(plan.micro_batches(records), plan.micro_batch)
     in_time = int(min(updates, (limit - taken) / seconds))
     done += in_time
     taken += in_time * seconds

@@ -21,8 +21,7 @@ def python(script: str, *words: str, **flags) -> list[str]:
   command = [os.path.relpath(os.path.join(ROOT, script))]
   if script.startswith(("tools.", "benchmarks.")):
     command = ["-m", script]
-  python_itself = os.path.relpath(sys.executable)
-  return [python_itself, *command, *words, *flag_words(flags)]
+  return [os.path.relpath(sys.executable), *command, *words, *flag_words(flags)]
 
 
 def flag_words(flags: dict) -> list[str]:

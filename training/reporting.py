@@ -104,8 +104,7 @@ class Reporter:
         "trust_ratio_max": float(ratios.max()),
         "trust_ratio_min_variable": smallest.op.name,
       }
-    rank_flops = self._now["flops"] / task.plan.ranks
-    tflops = rank_flops / self._now["seconds"] / 1e12
+    tflops = self._now["flops"] / task.plan.ranks / self._now["seconds"] / 1e12
     arithmetic = {"model_tflops_per_second": tflops}
     if self._config.peak_tflops:
       arithmetic["mfu"] = tflops / self._config.peak_tflops

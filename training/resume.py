@@ -77,11 +77,10 @@ def _start(run) -> None:
       "nothing to evaluate: no checkpoint in --output_dir="
       f"{config.output_dir} and no --init_checkpoint"
     )
-  continues = task and not config.rewarmup
   report = run.checkpointer.restore.initialise(
     run.session,
     config.init_checkpoint,
-    task.state.schedule_start if continues else None,
+    task.state.schedule_start if task and not config.rewarmup else None,
     task.initial if task else None,
     run.job.labels,
   )

@@ -92,6 +92,12 @@ def check_elastic(config) -> None:
       "--global_batch_size must say how many examples an update has, and "
       f"--lr_scaling={config.lr_scaling} cannot depend on ranks: use none"
     )
+  if config.do_train and config.num_accumulation_steps:
+    raise UserError(
+      f"--num_accumulation_steps={config.num_accumulation_steps}: under "
+      "horovodrun --min-np it follows from --global_batch_size and the ranks "
+      "that are there: leave it out"
+    )
 
 
 def dropout_seed(config, plan, comm, micro) -> tf.Tensor:

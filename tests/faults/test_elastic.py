@@ -164,6 +164,9 @@ def test_what_depends_on_the_number_of_ranks_is_refused(tiny_run):
   config = runs.config(tiny_run, "run", lr_scaling="sqrt")
   with pytest.raises(UserError, match="--lr_scaling=sqrt cannot depend on"):
     training_run.check_elastic(config)
+  few = dict(global_batch_size=16, num_accumulation_steps=2)
+  with pytest.raises(UserError, match="--num_accumulation_steps=2: under horo"):
+    training_run.check_elastic(runs.config(tiny_run, "run", **few))
 
 
 @pytest.mark.slow

@@ -111,7 +111,7 @@ def test_turned_on_and_off(tiny_run, tmp_path):
   counts = [len(values(parts, step, "/average")) for step in (2, 4)]
   assert counts == [len(values(parts, 2)), 0]
   runs.pretrain(tiny_run, parts, num_train_steps=5, **averaging, **KEPT)
-  runs.assert_equal(values(parts, 5, "/average"), values(parts, 4))
+  runs.assert_equal(values(parts, 5, "/average"), values(parts, 5))
   runs.pretrain(tiny_run, parts, num_train_steps=13, **averaging, **KEPT)
   assert_averaged(parts, 20, 13, first=5)
 

@@ -857,6 +857,20 @@ def test_the_best_is_of_evaluations_on_the_same_records(
   assert not train(5, **few)
 
 
+def test_a_stage_counts_its_own_evaluations(tmp_path):
+  """Its model may have grown, so that its first losses are higher."""
+  lines = [
+    f'{{"global_step": {step}, "masked_lm_loss": {step}.0}}\n'
+    for step in (1, 2, 3)
+  ]
+  (tmp_path / "eval_metrics.jsonl").write_text("".join(lines))
+  for first, want in ((0, 2), (1, 1), (3, 0)):
+    count = metrics.evaluations_since_best(
+      str(tmp_path), 3, metrics.BEST_BY, first
+    )
+    assert count == want
+
+
 def test_the_run_folder_says_what_was_run(tiny_run, tmp_path):
   folder = tmp_path / "run"
   runs.pretrain(
