@@ -260,10 +260,10 @@ def masked_lm_logits(
     if rows is not None:
       hidden = kernels.gather_rows(hidden, rows)
     words, zeros = bert_config.vocab_size, tf.zeros_initializer()
+    first, end = slices.bounds(words)
     if bert_config.decoder_bias:
       bias = slices.get_variable("output_bias", [words], zeros, axis=0)
     else:
-      first, end = slices.bounds(words)
       bias = tf.zeros([end - first])
     if not bert_config.tie_word_embeddings:
       output_weights = slices.get_variable(
@@ -278,7 +278,6 @@ def masked_lm_logits(
       aligned = -(-weights.shape.as_list()[0] // _ALIGNED) * _ALIGNED
       weights = kernels.aligned_rows(weights, rows=aligned, dtype=policy.heads)
     logits = tf.matmul(slices.copy_to_group(hidden), weights, transpose_b=True)
-    first, _ = slices.bounds(bert_config.vocab_size)
     return Logits(logits, bias, slices, first)
 
 
@@ -385,8 +384,7 @@ def get_next_sentence_output(bert_config, input_tensor, labels):
   """
   logits = next_sentence_logits(bert_config, input_tensor)
   per_example_loss, _ = logits.losses_and_correct(labels)
-  loss = tf.reduce_mean(per_example_loss)
-  return loss, per_example_loss, logits.log_probs()
+  return tf.reduce_mean(per_example_loss), per_example_loss, logits.log_probs()
 
 
 class PretrainingBatch(NamedTuple):
@@ -407,8 +405,7 @@ def _example_weights(batch):
   examples = batch.next_sentence_labels.shape.as_list()[1]
   # input_mask numbers a row's examples, so its maximum counts them.
   last = tf.reduce_max(batch.input_mask, axis=1, keepdims=True)
-  numbers = np.arange(1, examples + 1, dtype=last.dtype.as_numpy_dtype)
-  exists = numbers <= last
+  exists = np.arange(1, examples + 1, dtype=last.dtype.as_numpy_dtype) <= last
   return tf.cast(exists, tf.float32) * batch.example_weights[:, tf.newaxis]
 
 

@@ -76,10 +76,9 @@ def read_inputs(
     return
   path = settings.input or "-"
   name = "standard input" if path == "-" else path
-  lines = texts or _lines(path, name)
   what = "text" if texts else f"{name}: line"
   is_empty = True
-  for number, line in enumerate(lines, 1):
+  for number, line in enumerate(texts or _lines(path, name), 1):
     # An empty argument is a mistake, an empty line of a file separates.
     if texts or line.strip():
       is_empty = False

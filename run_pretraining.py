@@ -157,11 +157,10 @@ def losses(sums: dict) -> dict:
 
 def headline(results: dict) -> str:
   """An evaluation in one line."""
-  heads = (("mlm", "masked_lm"), ("nsp", "next_sentence"))
   return "  ".join(
     f"{short} {console.shown(results[f'{name}_loss'], '.3f')} "
     f"({console.shown(results[f'{name}_accuracy'], '.1%')})"
-    for short, name in heads
+    for short, name in (("mlm", "masked_lm"), ("nsp", "next_sentence"))
     if f"{name}_loss" in results
   )
 

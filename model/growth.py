@@ -88,8 +88,7 @@ class Grown:
       if power and axis != summed:
         grown = grown * _shares(np.ones(shape), axis, units) ** power
       elif not power and axis == summed:
-        uneven = random.uniform(0.5, 1.5, shape)
-        grown = grown * _shares(uneven, axis, units)
+        grown = grown * _shares(random.uniform(0.5, 1.5, shape), axis, units)
     return grown.astype(value.dtype)
 
   def _source(self, name: str, copies: list[int]) -> str:

@@ -626,8 +626,7 @@ def cross_entropy(logits, bias, labels, dtype):
 
 def _cross_entropy_gradient(logits, bias, labels, log_total, dy, dtype):
   """A label of -1 is none of these classes."""
-  wide = _class_logits(logits, bias, dtype)
-  probs = tf.exp(wide - log_total[:, tf.newaxis])
+  probs = tf.exp(_class_logits(logits, bias, dtype) - log_total[:, tf.newaxis])
   classes = logits.shape[-1]
   is_label = tf.equal(tf.range(classes)[tf.newaxis], labels[:, tf.newaxis])
   d_losses = tf.cast(dy[0], dtype)

@@ -27,8 +27,7 @@ def sampling(number: int, classes: int, seed) -> Sampling:
 
   For outside of XLA's programs, in which a seed has other random numbers.
   """
-  drawn = tf.random.stateless_uniform([classes], seed)
-  return Sampling(number, 1.0 - drawn)
+  return Sampling(number, 1.0 - tf.random.stateless_uniform([classes], seed))
 
 
 def sample(bias, sampling: Sampling) -> tuple:

@@ -109,8 +109,7 @@ def weights(config: BertConfig) -> list[Weight]:
     layer = f"bert/encoder/layer_{number}"
     for dense in dense_layers(config):
       name = f"{layer}/{dense.name}"
-      size = dense.inputs, dense.units
-      table += _dense(ENCODER, name, *size, dense.has_bias)
+      table += _dense(ENCODER, name, dense.inputs, dense.units, dense.has_bias)
     for block in ("attention/output", "output"):
       table += _norm(ENCODER, f"{layer}/{block}", config)
   if config.has_pooler:

@@ -55,7 +55,6 @@ def evaluate(
         ranked.append((score, names[number].encode(), names[number]))
     # Of equal scores the last name is first, as there.
     in_order = [name for *_, name in sorted(ranked, reverse=True)]
-    of_one = of_query(in_order, collection.qrels[query])
-    for name, value in of_one.items():
+    for name, value in of_query(in_order, collection.qrels[query]).items():
       sums[name] += value / len(queries)
   return sums

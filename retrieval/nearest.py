@@ -96,8 +96,7 @@ def _merged(
     floor = np.partition(similar, -k, axis=1)[:, -k, np.newaxis]
     better &= similar >= floor
   rows, columns = np.nonzero(better)
-  old = np.repeat(np.arange(len(scores)), k)
-  row = np.concatenate([old, rows])
+  row = np.concatenate([np.repeat(np.arange(len(scores)), k), rows])
   score = np.concatenate([scores.ravel(), similar[rows, columns]])
   number = np.concatenate([numbers.ravel(), columns + start])
   order = np.lexsort([number, -score, row])

@@ -89,8 +89,7 @@ class TokenSpans(NamedTuple):
     first = np.maximum.accumulate(first)
     last = np.where(np.append(is_dropped, False), count, positions)
     last = np.minimum.accumulate(last[::-1])[::-1]
-    opens = np.append(True, is_space)[first]
-    first = np.where(opens, first, positions)
+    first = np.where(np.append(True, is_space)[first], first, positions)
     starts, ends = first[self.starts], last[self.ends]
     return TokenSpans(self.ids, starts.astype("i4"), ends.astype("i4"))
 

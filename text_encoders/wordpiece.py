@@ -34,8 +34,7 @@ def load_vocab(vocab_file: str) -> "collections.OrderedDict[str, int]":
   text = convert_to_unicode(input_files.read(vocab_file)).lstrip("\ufeff")
   tokens = _tokens_of(text, vocab_file)
   # The last of equal tokens gives its number, as in google/bert.
-  numbers = range(len(tokens))
-  return collections.OrderedDict(zip(tokens, numbers, strict=True))
+  return collections.OrderedDict(zip(tokens, range(len(tokens)), strict=True))
 
 
 def _tokens_of(text: str, file: str) -> list[str]:

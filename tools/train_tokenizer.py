@@ -209,8 +209,7 @@ def train_bpe(
   tokenizer.decoder = decoders.ByteLevel()
   special = []
   for token in base.SPECIAL_TOKENS:
-    takes_space = token == base.MASK
-    special.append(AddedToken(token, lstrip=takes_space, special=True))
+    special.append(AddedToken(token, lstrip=token == base.MASK, special=True))
   trainer = trainers.BpeTrainer(
     vocab_size=vocab_size, special_tokens=special, initial_alphabet=letters,
     show_progress=False,
