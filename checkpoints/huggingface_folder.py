@@ -5,9 +5,9 @@ import os
 from checkpoints import sentence_folder
 from common.errors import DataError
 from common.model_files import CONFIG_FILE, TASK_FILE, THEIR_CONFIG
+from config.bert_config import BertConfig
 from model import huggingface_config, huggingface_weights, tasks, weights
-from text_encoders import kinds, tokenizer_files
-from text_encoders.tokenizer_folder import VOCABULARY_FILE
+from text_encoders import kinds, tokenizer_files, tokenizer_folder
 from text_encoders.tokenizer_json import HuggingFaceEncoder
 from text_encoders.wordpiece import WordPieceEncoder
 
@@ -30,7 +30,7 @@ def vocabularies(folder: str, task: dict) -> dict[str, str]:
   if is_folder(folder):
     name = HuggingFaceEncoder.usual_name
     if not os.path.exists(os.path.join(folder, name)):
-      name = VOCABULARY_FILE  # RoBERTa's, with its merges
+      name = tokenizer_folder.VOCABULARY_FILE  # RoBERTa's, with its merges
     names = {**names, huggingface: name}
   files: dict[str, str] = {}
   for flag, name in names.items():
@@ -44,6 +44,19 @@ def vocabularies(folder: str, task: dict) -> dict[str, str]:
     else:
       del files[huggingface]
   return files
+
+
+def _inputs_of_others(
+  task: str, bert: BertConfig, tokenizer: str | None
+) -> dict[str, bool]:
+  """What others train on as their tokenizer gives it, if it gives nothing."""
+  lacks = {}
+  if task == tasks.NER:
+    lacks["space_before_words"] = False
+  if tokenizer and bert.type_vocab_size > 1:
+    if not tokenizer_folder.has_segments(tokenizer_folder.read(tokenizer)):
+      lacks["segment_ids"] = False
+  return lacks
 
 
 def read_task(folder: str, saved: dict) -> tuple[dict, list[str]]:
@@ -84,9 +97,9 @@ def read_task(folder: str, saved: dict) -> tuple[dict, list[str]]:
         f"{folder}: {THEIR_CONFIG} names no architecture: the classifier is "
         f"assumed to be that of {architecture}"
       )
-  if not saved and in_files["task"] == tasks.NER:
-    # Others train words as their tokenizer takes them, with a space or without.
-    in_files["space_before_words"] = False
+  tokenizer = vocabularies(folder, saved).get(HuggingFaceEncoder.flag)
+  if not saved:
+    in_files |= _inputs_of_others(in_files["task"], known.config, tokenizer)
   for key, value in in_files.items():
     if saved.get(key, value) != value:
       raise DataError(
@@ -97,7 +110,7 @@ def read_task(folder: str, saved: dict) -> tuple[dict, list[str]]:
   # a tokenizer.json alone says it where it is read.
   words = os.path.join(folder, WordPieceEncoder.usual_name)
   is_read = os.path.exists(words)
-  if is_read or HuggingFaceEncoder.flag not in vocabularies(folder, saved):
+  if is_read or not tokenizer:
     cases = tokenizer_files.cases_by_file(words)
     lower, assumed, _ = tokenizer_files.choose_case(cases, None, folder)
     if not assumed:

@@ -77,11 +77,12 @@ def write_tokenizer(
 
   `has_segments`: whether the model has segments; else it takes no ids of them.
   """
-  if encoder.kind == HuggingFaceEncoder.kind:
-    # Its own file is there, unless transformers would read it otherwise; it may
-    # give a second text another segment.
+  if isinstance(encoder, HuggingFaceEncoder):
+    # Its own file is there, unless it gives other tokens, or second texts the
+    # segment 0.
     has_segments = has_segments and segment_ids
-    tokenizer = encoder.library_tokenizer()
+    published = encoder.with_segments() if has_segments else encoder
+    tokenizer = published.library_tokenizer()
   else:
     tokenizer = make_tokenizer(encoder, segment_ids)
   if tokenizer:

@@ -132,6 +132,37 @@ def with_space_before(folder: TokenizerFolder) -> TokenizerFolder:
   return folder._replace(content=content, is_changed=is_changed)
 
 
+def has_segments(folder: TokenizerFolder) -> bool:
+  """Whether it gives the second text of a pair another segment."""
+  library = opened(TOKENIZER_FILE, json.dumps(folder.content))
+  return any(library.encode("a", "a").type_ids)
+
+
+def with_segments(folder: TokenizerFolder) -> TokenizerFolder:
+  """The same tokenizer, to which the second text of a pair is of segment 1."""
+  if has_segments(folder):
+    return folder
+  content, special = copy.deepcopy(folder.content), dict[Any, dict]()
+  library = opened(TOKENIZER_FILE, json.dumps(content))
+  template: dict = {"type": "TemplateProcessing", "special_tokens": special}
+  for count, around in folder.around.items():
+    pieces = template["single" if count == 1 else "pair"] = []
+    for part, ids in enumerate(around):
+      if part:  # the ids are after a text
+        text = {"id": "AB"[part - 1], "type_id": part - 1}
+        pieces.append({"Sequence": text})
+      for number in ids:
+        name = library.id_to_token(number)
+        special[name] = {"id": name, "ids": [number], "tokens": [name]}
+        pieces.append({"SpecialToken": {"id": name, "type_id": part // 2}})
+  steps = [template]
+  if '"trim_offsets": true' in json.dumps(content["post_processor"]):
+    splitter = processors.ByteLevel(trim_offsets=True)
+    steps.insert(0, json.loads(splitter.__getstate__()))
+  content["post_processor"] = {"type": "Sequence", "processors": steps}
+  return folder._replace(content=content, is_changed=True)
+
+
 def has_merges(file: str) -> bool:
   """Whether the file is RoBERTa's vocabulary, to which merges belong."""
   return os.path.basename(file) == VOCABULARY_FILE

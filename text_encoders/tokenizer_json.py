@@ -108,6 +108,12 @@ class HuggingFaceEncoder(base.Encoder):
     encoder._folder = tokenizer_folder.with_space_before(self._folder)
     return encoder
 
+  def with_segments(self) -> "HuggingFaceEncoder":
+    """The encoder as it is published beside a model with segments."""
+    encoder = copy.copy(self)
+    encoder._folder = tokenizer_folder.with_segments(self._folder)
+    return encoder
+
   def template(self, count: int) -> list[np.ndarray]:
     return self._templates[count]
 

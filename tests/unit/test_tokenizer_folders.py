@@ -113,6 +113,8 @@ def test_a_folder_is_read_and_written_as_transformers_does(tmp_path, name):
     "pair": library.encode(*PAIR).ids,
     "mask": library.encode(MASKED.replace("[MASK]", mask)).ids,
   }
+  _, segments = windows.join(encoder, *encoder.encode_batch(PAIR))
+  assert library.encode(*PAIR).type_ids == segments.tolist()
   # To those who trained elsewhere, words are what it makes of each alone.
   split = library.encode(WORDS, is_pretokenized=True)
   assert split.ids == word_ids(encoder, space_before=False)
