@@ -54,7 +54,7 @@ class PredictSettings:
     excludes=("question", "embedding"))
   max_seq_length: int | None = _input(None,
     "Tokens of one text at most; the end of a longer one is not read. Default: "
-    "as in training, or the longest that the model can read.")
+    "as in training, or the longest that the model can read.", low=4)
   top_k: int = _output(5,
     "Words, answers or nearest texts to show at most.", low=1)
   json: bool = _output(False, "Write JSON lines with all numbers.")

@@ -129,7 +129,8 @@ def column(
     if not is_one or not (may_be_empty or str(value).strip()):
       wrong = f"has no {name!r}"
       if name in values:
-        wrong = f"has {json.dumps(value)[:60]} where {name!r} should be"
+        shown = json.dumps(value, default=str)[:60]
+        wrong = f"has {shown} where {name!r} should be"
       raise DataError(
         f"{path}: line {line} {wrong}; its columns are {', '.join(values)}: "
         f"correct it, or name another column by {flag}"

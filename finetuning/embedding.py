@@ -14,7 +14,7 @@ from checkpoints.metrics import BestBy
 from common import files
 from common import tensorflow_v1 as later
 from common.console import counted
-from common.errors import UserError
+from common.errors import DataError, UserError
 from common.settings import in_group
 from corpus import tables
 from finetuning import metrics, sides
@@ -51,12 +51,13 @@ class EmbedderConfig(FinetuningConfig):
     "JSON Lines and Parquet, a list of them; an empty one is none.")
   score_column: str | None = _data(None,
     "Column of a number, higher for texts that are more alike. The loss is "
-    "then CoSENT, which learns the order of the scores.",
+    "then CoSENT, which learns the order of the scores; with --simcse they are "
+    "for evaluation only.",
     excludes=("negative_columns",))
   simcse: bool = _data(False,
     "The training data have no pairs: each text of --text_column is its own "
     "positive, under another dropout. A table to evaluate on has them.",
-    excludes=("negative_columns", "score_column"))
+    excludes=("negative_columns",))
   query_prompt: str = _data("",
     "What comes before each text of --text_column, such as 'query: '.")
   document_prompt: str = _data("",
@@ -274,10 +275,13 @@ class Embedding(FinetuningTask):
       else:
         equal.append(pair.line)
     if equal:
-      self._notes.append(
+      note = (
         f"{path}: {counted(len(equal), 'row')} left out, whose text is its own "
         f"positive, first line {equal[0]} (--simcse learns from single texts)"
       )
+      if not pairs:
+        raise DataError(note)
+      self._notes.append(note)
     return pairs
 
   def _negatives(self, path: str, rows) -> list[list[str]]:
@@ -299,7 +303,7 @@ class Embedding(FinetuningTask):
     from finetuning import contrastive  # it loads TensorFlow
 
     config = self.config
-    if config.score_column:
+    if config.score_column and not config.simcse:
       return contrastive.cosent(groups, config.temperature, config.dims)
     return contrastive.info_nce(
       groups, config.temperature, config.both_directions, config.dims

@@ -1,7 +1,6 @@
 """Texts to vectors, by any model: an embedder, or a plain encoder's mean."""
 
 import dataclasses
-import textwrap
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -99,7 +98,8 @@ class NearestTexts:
       for score, number in zip(scores.tolist(), numbers, strict=True):
         line, text = self._texts[number]
         answers.append({"line": line, "similarity": score, "text": text})
-        lines.append(f"  {score:.3f}  {textwrap.shorten(text, _WIDTH)}")
+        more = "..." * (len(text) > _WIDTH)
+        lines.append(f"  {score:.3f}  {text[:_WIDTH]}{more}")
       answer = {"text": one.text, "nearest": answers}
       predictions.append(Prediction(answer, lines))
     return predictions

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from common import input_files
+from common import files, input_files
 from common.console import Progress
 from common.errors import DataError, needing
 from retrieval import nearest
@@ -49,9 +49,9 @@ def opened(
   with needing("search", "--index"):
     import faiss
   if not os.path.exists(path):
-    index = _built(faiss, nearest.unit if cosine else np.asarray, vectors())
-    faiss.write_index(index, f"{path}.tmp")
-    os.replace(f"{path}.tmp", path)
+    with files.atomic_write(path) as f:
+      index = _built(faiss, nearest.unit if cosine else np.asarray, vectors())
+      faiss.write_index(index, f.name)
   input_files.expect_plain([path])
   try:
     index = faiss.read_index(path, faiss.IO_FLAG_MMAP)

@@ -44,7 +44,7 @@ class Texts(NamedTuple):
       elif self.are_beir:
         for offset, record in text_files.records(piece, form.text):
           name = record.get(form.id_field, f"{piece.path}:{offset}")
-          parts = record.get("title") or "", record["text"] or ""
+          parts = str(record.get("title") or ""), record["text"] or ""
           yield str(name), text_files.only_text(" ".join(parts).strip())
       else:
         for document in documents.read_documents([piece], form):

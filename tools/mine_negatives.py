@@ -12,6 +12,7 @@ with --negative_columns=negatives.
 
 import dataclasses
 import json
+import os
 
 import numpy as np
 
@@ -89,10 +90,14 @@ def choose(
 def mine(settings: MiningSettings, model: str) -> None:
   """Writes the pairs with their negatives."""
   input_files.check_not_written([settings.input], "--input", settings.output)
+  os.makedirs(os.path.dirname(settings.output) or ".", exist_ok=True)
   collection = _read(settings)
   texts = [*collection.documents.values()]
   if settings.corpus:
-    texts += [text for _, text in settings.texts(settings.corpus).read()]
+    more = settings.texts(settings.corpus)
+    paths = [piece.path for piece in more.pieces]
+    input_files.check_not_written(paths, "--corpus", settings.output)
+    texts += [text for _, text in more.read()]
   candidates: dict[str, str] = {}  # by key
   for text in texts:
     candidates.setdefault(key(text), text)

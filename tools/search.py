@@ -59,13 +59,15 @@ class SearchSettings(embed.ModelSettings):
   rerank: str | None = _search(None,
     "Classifier or regression of pairs, of run_classifier.py, that reads the "
     "query with each of the --rerank_depth best texts and orders these.")
-  rerank_depth: int = _search(50, "Texts that --rerank orders.", low=1)
+  rerank_depth: int = _search(50, "Texts that --rerank orders.", low=1,
+    needs="rerank")
   rerank_label: str | None = _search(None,
     "The label of --rerank whose probability is a text's score. Default: the "
     "last one.", needs="rerank")
   evaluate: bool = _value(False,
     "Measure the search by the judgments of a folder of BEIR's form.")
-  split: str = _value("test", "File of judgments: qrels/SPLIT.tsv.")
+  split: str = _value("test", "File of judgments: qrels/SPLIT.tsv.",
+    needs="evaluate")
   bm25: bool = _value(True, "Measure BM25, too.")
   # fmt: on
 
@@ -98,7 +100,7 @@ class Reranker:
     first, pairs = numbers[: self.depth], []
     for number in first:
       # An empty text is no text of a pair for the model.
-      pairs.append((query, self._documents.text(number) or "."))
+      pairs.append((query or ".", self._documents.text(number) or "."))
     new = np.empty(len(first), np.float32)
     for row, answer in enumerate(self._predictor.answers(pairs)):
       shares = answer.get("probabilities")
@@ -115,6 +117,8 @@ class Search:
   def __init__(
     self, settings: SearchSettings, model: str, documents: texts.OnDisk
   ):
+    if not len(documents):
+      raise DataError(f"--documents={settings.documents}: no texts")
     self._reranker = None
     if settings.rerank:
       self._reranker = Reranker(settings, documents)
@@ -157,7 +161,7 @@ def _read_vectors(path: str, size: tuple[int, int]) -> np.ndarray:
   try:
     vectors = np.load(path, mmap_mode="r")
     problem = f"{vectors.dtype} of the shape {vectors.shape}"
-  except ValueError:
+  except (ValueError, EOFError):
     vectors = np.empty(0)
   if vectors.shape != size or vectors.dtype.kind != "f":
     raise DataError(
@@ -194,16 +198,11 @@ def evaluate(settings: SearchSettings, model: str) -> list[str]:
 def _read_queries(settings: SearchSettings) -> Iterator[str]:
   """The queries of a flag, a file, or the lines of standard input."""
   if settings.query is not None:
-    yield settings.query
-  elif settings.queries:
-    for _, text in settings.texts(settings.queries, QUERY).read():
-      yield text
-  else:
-    if sys.stdin.isatty():
-      tell("type a query and Enter; Ctrl-D ends")
-    for line in text_files.utf8_lines(sys.stdin.buffer, "standard input"):
-      if line.strip():
-        yield line.strip()
+    return iter([settings.query])
+  if settings.queries:  # which are looked for before documents are embedded
+    return (text for _, text in settings.texts(settings.queries, QUERY).read())
+  lines = text_files.utf8_lines(sys.stdin.buffer, "standard input")
+  return filter(None, map(str.strip, lines))
 
 
 def _answer_lines(settings, query: str, answers: list[dict]) -> list[str]:
@@ -230,6 +229,8 @@ def main(settings: SearchSettings, model: str) -> None:
   search = Search(settings, model, documents)
   # Who types waits for each answer.
   is_typed = not (settings.query or settings.queries) and sys.stdin.isatty()
+  if is_typed:
+    tell("type a query and Enter; Ctrl-D ends")
   while batch := [*itertools.islice(queries, 1 if is_typed else _AT_ONCE)]:
     best = zip(batch, *search.find(batch, settings.top_k), strict=True)
     for query, scores, numbers in best:

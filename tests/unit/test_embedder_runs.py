@@ -8,7 +8,7 @@ import pytest
 import runs
 
 from checkpoints import metrics
-from common.errors import UserError
+from common.errors import DataError, UserError
 from interop import embedding
 from training import train_loop
 
@@ -153,6 +153,10 @@ def test_simcse_is_evaluated_on_pairs(embed, tmp_path):
   task = embed(tmp_path / "out", simcse=True, do_eval=True)
   rows = len(task.read("eval").examples)
   assert rows > len((tmp_path / "b.jsonl").read_text().splitlines())
+  scores = dict(score_column="score", text_pair_column="other")
+  task = embed(tmp_path / "c", simcse=True, do_eval=True, **scores)
+  assert task.best_by.keys == ("spearman",)
+  assert {*run(task)["evaluation"]} >= {"spearman", "pearson"}
   task = embed(tmp_path / "a", simcse=True, text_pair_column="x")
   assert len(task.read("train").examples) == 64
   with pytest.raises(UserError, match="has no 'x'.*by --text_pair_column"):
@@ -247,7 +251,7 @@ def test_a_bad_row_is_named(embed, tmp_path, wrong, changes, message):
     ({"query_length": 65}, "must be 4 to --max_seq_length=64"),
     ({"pooling": "cls", "include_prompt": False}, "out of a mean, but --pooli"),
     ({"max_seq_length": 4096}, "max_position_embeddings"),
-    ({"simcse": True, "score_column": "s"}, "--score_column"),
+    ({"simcse": True, **NEGATIVES}, "--negative_columns"),
     ({"score_column": "s", **NEGATIVES}, "--negative_columns"),
     ({"temperature": 0.0}, "--temperature=0.0: must be 0.005"),
   ],
@@ -266,3 +270,6 @@ def test_a_positive_equal_to_its_anchor_is_left_out(embed, tmp_path, capsys):
   (line, other) = task.lines()
   assert "columns negative are not read" in line
   assert "1 row left out" in other and "first line 65" in other
+  path.write_text(json.dumps({"anchor": "w", "positive": "w"}))
+  with pytest.raises(DataError, match="1 row left out, whose.*--simcse learns"):
+    embed(tmp_path / "none").read("train")

@@ -76,12 +76,14 @@ def test_bad_folders_are_a_line(tmp_path, parts, message):
 
 def test_titles_are_of_folders_alone(tmp_path):
   """Not of any file whose columns are named as theirs."""
-  folder = write(tmp_path)
+  corpus = [DOCUMENTS[0], {"_id": "d5", "title": 1984, "text": "a novel"}]
+  folder = write(tmp_path, corpus)
   names = {"text_field": "text", "id_field": "_id"}
   of_folder = dict(texts.find(folder, **names).read())
   of_file = dict(texts.find(f"{folder}/corpus.jsonl", **names).read())
   assert of_folder["d1"] == "Ada wrote the first program"
   assert of_file["d1"] == "wrote the first program"
+  assert of_folder["d5"] == "1984 a novel"
   queries = texts.find(folder, **names, name=texts.QUERIES_FILE)
   assert [*dict(queries.read())] == ["q1", "q2", "unjudged"]
 

@@ -221,12 +221,17 @@ def test_a_folder_is_evaluated(folder, capsys):
       "its labels are no, yes, who knows, not x: n",
     ),
     ({"query": " "}, "--query: it is empty"),
+    ({"vectors": "no_bytes"}, "no_bytes: no array, but"),
+    ({"documents": "blank.txt"}, "--documents=.*blank.txt: no texts"),
+    ({"query": None, "queries": "no.txt"}, "no.txt: no such file"),
     ({"evaluate": True, "documents": "no"}, "no/corpus.jsonl: No such"),
   ],
 )
 def test_what_does_not_fit_is_a_line(folder, expected, capsys, flags, message):
   np.save(folder / "few.npy", expected[:3])
   np.save(folder / "thin.npy", expected[:, :2])
+  (folder / "no_bytes").touch()
+  (folder / "blank.txt").write_text("\n\n")
   for name in {"vectors", "rerank"} & set(flags):
     flags = {**flags, name: str(folder / flags[name])}
   flags = flags if "evaluate" in flags else {"query": "a", **flags}
@@ -239,6 +244,8 @@ def test_an_index_is_made_once_and_finds_the_nearest(tmp_path):
   random = np.random.default_rng(0)
   vectors = random.normal(size=[2000, 16]).astype(np.float32)
   path, size = str(tmp_path / "i"), (2000, 16)
+  with pytest.raises(FileNotFoundError):  # before any text is embedded
+    index.opened(str(tmp_path / "no" / "i"), size, True, None)
   found = []
   for make in (lambda: vectors, None):  # the second time it is there
     opened = index.opened(path, size, True, make)
@@ -265,8 +272,8 @@ def test_negatives_are_mined(folder, embedder, tmp_path):
 
   def mined(**flags):
     settings = mine_negatives.MiningSettings(
-      input=str(tmp_path / "pairs.jsonl"), output=str(tmp_path / "m.jsonl"),
-      corpus=str(folder / "t.txt"), num_negatives=3, **flags,
+      input=str(tmp_path / "pairs.jsonl"), corpus=str(folder / "t.txt"),
+      **{"output": str(tmp_path / "m.jsonl"), "num_negatives": 3, **flags},
     )  # fmt: skip
     mine_negatives.mine(settings, str(folder / "model"))
     return (tmp_path / "m.jsonl").read_text().splitlines()
@@ -287,6 +294,7 @@ def test_negatives_are_mined(folder, embedder, tmp_path):
   for wrong, message in (
     ({"relative_margin": 1.0}, "no pair has a negative within the margin"),
     ({"positive_column": "x"}, "line 1 has no 'x'.*--positive_column"),
+    ({"output": str(folder / "t.txt")}, "t.txt is of --corpus, and would be"),
   ):
     with pytest.raises(UserError, match=message):
       mined(**wrong)

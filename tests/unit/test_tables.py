@@ -1,5 +1,7 @@
 """Tables of labelled text: TSV, CSV, JSON Lines."""
 
+import decimal
+
 import pytest
 
 from common.errors import DataError
@@ -29,6 +31,13 @@ def test_a_line_end_in_a_csv_field(tmp_path):
   first, second = tables.read_table(path)
   assert (first.line, second.line) == (2, 4)
   assert first.values["text"] == "two\nlines"
+
+
+def test_a_value_that_json_does_not_have_is_shown():
+  """Tables of Parquet have decimals and dates."""
+  rows = [tables.Row(7, {"score": decimal.Decimal("0.5")})]
+  with pytest.raises(DataError, match="line 7 has \"0.5\" where 'score' shou"):
+    tables.column("a.parquet", rows, "score", "--score_column")
 
 
 @pytest.mark.parametrize("ending", ["tsv", "csv", "jsonl"])
