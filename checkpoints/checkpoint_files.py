@@ -347,7 +347,7 @@ class CheckpointFiles:
         os.replace(path + suffix, target + suffix)
       _sync(self.folder)
       self._remove_old(step)
-      self._retry_at = math.inf
+      self._failure, self._retry_at = None, math.inf
     except Exception as e:  # of whatever kind: training reports it
       self._retry_at = time.monotonic() + RETRY_SECONDS
       self._failure = (

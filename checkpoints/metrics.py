@@ -70,7 +70,9 @@ def forget_after(output_dir: str, name: str, step: int) -> None:
   path = os.path.join(output_dir, name)
   if os.path.exists(path):
     kept = [r for r in read_jsonl(path) if r["global_step"] <= step]
-    files.write(path, b"".join(map(_line, kept)))
+    content = b"".join(map(_line, kept))
+    if len(content) < os.path.getsize(path):  # else a full disk ends no run
+      files.write(path, content)
 
 
 def was_evaluated(output_dir: str, step: int, on: str) -> bool:

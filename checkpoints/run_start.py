@@ -139,7 +139,9 @@ def origin_of(config, resumes: bool = False) -> description.Description:
 def check_vocabulary(config, data: dict) -> None:
   """Raises `UserError` for records of other tokens than the model's.
 
-  `data` is as in run.json.
+  --other_vocabulary allows them where the model only begins a run. `data` is as
+  in run.json.
   """
   before, now = origin_of(config), agreement.of_start({}, None, data)
-  agreement.agree(before.facts(), now, before.folder, (agreement.MODEL,))
+  if before.folder == config.output_dir or not config.other_vocabulary:
+    agreement.agree(before.facts(), now, before.folder, (agreement.MODEL,))

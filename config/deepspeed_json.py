@@ -112,10 +112,11 @@ def _settle_steps(values: dict, field_of: dict, present: dict) -> None:
   if share is None or "num_warmup_steps" in present:
     return
   total = {**values, **present}.get("num_train_steps")
-  if total is None or not 0.0 <= share <= 1.0:
+  is_alone = "num_warmup_steps" not in values
+  if total is None or not (is_alone and 0.0 <= share <= 1.0):
     raise ValueError(
       f"{field_of[_WARMUP_SHARE]} is {share}: it must be in [0, 1] and needs "
-      "total_num_steps, or --num_train_steps"
+      "total_num_steps, or --num_train_steps, and no warmup_num_steps"
     )
   # Rounded first: 0.1 of 30 steps are 3, not 4.
   values["num_warmup_steps"] = math.ceil(round(share * total, 6))

@@ -18,7 +18,7 @@ def finish(
     path = os.path.join(folder, run_folder.TRAINING_RESULTS_FILE)
     json_files.write(path, training)
     lines.append(reporting.speed_lines(training))
-  elif training and not training["stopped"]:
+  elif training and not (training["stopped"] or training["stopped_early"]):
     lines.append(f"nothing left to train: update {step:,} is the last")
   if results and not run_folder.is_written(run.config):
     lines.append(f"evaluation  only shown: {folder} may not be written")

@@ -55,6 +55,7 @@ class Guard:
     self.spikes = 0
     if update["spike"].any():  # it has changed no weights
       self.spikes = int(update["spikes_in_a_row"])
+      self._first, self.bad = {}, False  # its gradient is finite
       self._after_spike(step, update)
       return
     # While the loss scale can still fall the next update may be finite.

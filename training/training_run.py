@@ -9,7 +9,13 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 import mixed_precision
-from checkpoints import agreement, checkpointing, description, run_folder
+from checkpoints import (
+  agreement,
+  checkpoint_files,
+  checkpointing,
+  description,
+  run_folder,
+)
 from checkpoints.run_folder import is_written
 from checkpoints.snapshot import Snapshot
 from common import nvidia
@@ -57,8 +63,9 @@ def with_precision(config, comm):
     return config
   answer = None
   if comm.is_root:
-    run = description.read(config.output_dir or "").training
-    if run:
+    folder = config.output_dir or ""
+    run = description.read(folder).training
+    if run and checkpoint_files.has_begun(folder):
       answer = run["flags"]["precision"], "as this run began"
     else:
       name, ratio = mixed_precision.faster_type(session_config(config, comm))

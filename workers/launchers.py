@@ -103,11 +103,11 @@ def worker_of(settings: WorkerSettings, environ: Mapping[str, str]) -> Worker:
   names = [environ[name] for name in launcher.run if name in environ]
   # All pods of an Indexed Job have the same name but for their number.
   run = settings.run or ":".join(names).removesuffix(f"-{number}")
-  if not run:
+  if not run or (launcher is _NONE and settings.worker is None):
     raise UserError(
-      f"--workers={count}: nothing tells these workers from those of another "
-      "start: give all of them the same --run, or start them by horovodrun "
-      "--gloo, Slurm or Kubernetes"
+      f"--workers={count}: nothing tells these workers from each other, or "
+      "from those of another start: give all of them the same --run and each "
+      "its --worker, or start them by horovodrun --gloo, Slurm or Kubernetes"
     )
   return Worker(run, number, count, int(environ.get(launcher.local, 1)))
 

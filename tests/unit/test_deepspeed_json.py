@@ -109,6 +109,19 @@ def adam(**params):
       {"scheduler": {"type": "linear", "params": {"warmup_proportion": 0.1}}},
       "warmup_proportion is 0.1: it must be in .* needs total_num_steps",
     ),
+    (
+      {
+        "scheduler": {
+          "type": "linear",
+          "params": {
+            "total_num_steps": 9,
+            "warmup_num_steps": 1,
+            "warmup_proportion": 0.1,
+          },
+        }
+      },
+      "warmup_proportion is 0.1: .* and no warmup_num_steps",
+    ),
     ({"fp16": {"enabled": 1}}, "fp16.enabled is 1, not true or false"),
     (
       {"fp16": {"enabled": True}, "bf16": {"enabled": True}},
@@ -119,6 +132,17 @@ def adam(**params):
 def test_a_field_that_is_not_honoured_is_named(tmp_path, change, words):
   with pytest.raises(UserError, match=f"ds.json: .*{words}"):
     flags_of(written(tmp_path, {**BASE, **change}))
+
+
+def test_steps_count_the_batches_of_stages(tmp_path):
+  each = [{"num_train_steps": 4, "input_file": "a", "global_batch_size": 8}]
+  (tmp_path / "stages.json").write_text(json.dumps(each))
+  fields = {"train_micro_batch_size_per_gpu": 4}
+  path = written(tmp_path, fields)
+  values, _ = PretrainingConfig.in_files(
+    {"stages": str(tmp_path / "stages.json"), "config_json": path}
+  )
+  assert values["global_batch_size"] == 8
 
 
 def test_each_field_of_a_setting_has_its_kind(tmp_path):

@@ -135,7 +135,8 @@ def test_a_save_due_at_a_bad_update_is_made_after_it(
   assert [*losses(tmp_path)] == [0, 6]
 
 
-def test_ten_bad_updates_that_are_not_in_a_row_are_none():
+def guard_and_report():
+  """A guard alone, and what makes the facts of an update for it."""
   named = types.SimpleNamespace
   plan = named(records_before=lambda n: 24 * n, records_of=lambda n: 24)
   guard = divergence.Guard(
@@ -150,6 +151,11 @@ def test_ten_bad_updates_that_are_not_in_a_row_are_none():
     "skipped": bad, "dropped_micro_batches": dropped, "loss_scale": 1.0,
     "nonfinite_variable": -1, "spike": np.zeros(2),
   }  # fmt: skip
+  return guard, report
+
+
+def test_ten_bad_updates_that_are_not_in_a_row_are_none():
+  guard, report = guard_and_report()
   for step in range(1, 41):
     guard.check(step, report(step % divergence.PATIENCE != 0))
     assert guard.bad == (step % divergence.PATIENCE != 0)
@@ -162,6 +168,19 @@ def test_ten_bad_updates_that_are_not_in_a_row_are_none():
     for step in range(45, 60):
       guard.check(step, report(True))
   assert step == 54
+
+
+def test_a_spike_ends_a_row_of_bad_updates(monkeypatch):
+  """Its gradient is finite, so what is there at a stop is saved."""
+  guard, report = guard_and_report()
+  monkeypatch.setattr(guard, "_after_spike", lambda *_: None)
+  guard.check(1, report(True))
+  assert guard.bad
+  spike = report(False) | {"spike": np.ones(2), "spikes_in_a_row": 1}
+  guard.check(2, spike)
+  assert not guard.bad and guard.spikes == 1
+  for step in range(3, 12):
+    guard.check(step, report(True))
 
 
 @pytest.mark.slow

@@ -37,6 +37,16 @@ def test_a_line_that_a_kill_cut_off_is_made_again(tmp_path):
   assert path.read_bytes().count(b"\n") == 3
 
 
+def test_a_full_disk_does_not_end_a_run_that_resumes(tmp_path):
+  """Where no report is dropped, nothing is written."""
+  log = log_of(tmp_path)
+  log.write(report(1))
+  log.close()
+  with runs.small_files(1):
+    log_of(tmp_path, resume_step=1).close()
+  assert steps(tmp_path) == [1]
+
+
 @pytest.mark.parametrize("line", ['{"global', "[]", "7", "null", '{"a": 1}'])
 def test_another_damaged_line_is_named(tmp_path, line):
   (tmp_path / "m.jsonl").write_text(f'{{"global_step": 1}}\n{line}\n{{}}\n')

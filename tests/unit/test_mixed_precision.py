@@ -301,3 +301,7 @@ def test_auto_is_measured_once_and_kept_by_the_run(
   config = runs.config(tiny_run, run, precision="auto")
   assert training_run.with_precision(config, comm).precision == "bf16"
   assert "as this run began" in capsys.readouterr().err
+  for file in (run / "checkpoint", *run.glob("model.ckpt*")):
+    file.unlink()
+  # There is nothing left of the start in bf16.
+  assert training_run.with_precision(config, comm).precision == "fp32"

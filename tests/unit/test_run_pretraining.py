@@ -375,6 +375,7 @@ def test_another_folders_model_has_one_vocabulary(packed_run, tmp_path):
   for flags in ({}, {"do_train": False, "do_eval": True}):
     with pytest.raises(UserError, match="SHA-256 .* one vocabulary"):
       runs.pretrain(tiny, tmp_path / "new", **start, **flags)
+  meant = runs.config(tiny, tmp_path / "new", **start, other_vocabulary=True)
   # A run that has a checkpoint does not read that folder any more. One that
   # was ended before its first save starts from it again.
   begun = tmp_path / "begun"
@@ -382,6 +383,7 @@ def test_another_folders_model_has_one_vocabulary(packed_run, tmp_path):
   config = runs.config(tiny, begun, **start)
   tokenizer = dataclasses.asdict(before.tokenizer) | other
   data = {"files": [], "tokenizer": tokenizer}
+  run_start.check_vocabulary(meant, data)
   with pytest.raises(UserError, match=f"{begun}: vocabulary "):
     run_start.check_vocabulary(config, data)
   for name in ("model.ckpt-4.json", "checkpoint"):

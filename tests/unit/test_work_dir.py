@@ -475,6 +475,7 @@ POD = {"JOB_COMPLETION_INDEX": "2", "HOSTNAME": "records-2"}
     ({"workers": 9, "worker": 8, "run": "x"}, ARRAY, ("x", 8, 9, 1)),
     ({"workers": 2, "worker": 2, "run": "x"}, {}, "must be 0 to 1"),
     ({}, {"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"}, "all of them the same --"),
+    ({"workers": 2, "run": "x"}, {}, "and each its --worker"),
   ],
 )
 def test_launchers_are_known(flags, environ, want):
