@@ -52,7 +52,8 @@ class ConversionSettings(model_source.Given):
     "huggingface.", choices=(HUGGINGFACE, TENSORFLOW, SAVED_MODEL))
   average: bool = setting(False,
     "Write the average of the weights that --average_updates of the training "
-    "keeps in its checkpoints, in place of the weights.")
+    "keeps in its checkpoints, in place of the weights. Not with "
+    "--to=saved_model.")
   signatures: tuple[str, ...] = setting((),
     "Signatures to write with --to=saved_model: encoder, masked_lm, "
     "next_sentence, classifier, span, token_classifier, embedding. Default: "

@@ -127,9 +127,10 @@ class OptimizerConfig:
     "it. 0 sets no limit.",
     low=0, json=("gradient_clipping", "optimizer.params.max_grad_norm"))
   spike_deviations: float = setting(0.0,
-    "Skip an update whose loss, or whose gradient's norm, is so many standard "
-    "deviations above those of the 100 updates before, by their logarithms; "
-    "its records are named. 6 is a cautious limit, and 0 skips none.", low=0)
+    "Skip an update whose loss or gradient norm (by its logarithm) is so many "
+    "standard deviations above those of the 100 before. After ten in a row the "
+    "run goes back to an earlier checkpoint. 6 is cautious, 0 skips none.",
+    low=0)
   # https://developer.nvidia.com/blog/pretraining-bert-with-layer-wise-adaptive-learning-rates/
   prenormalize: bool = setting(False,
     "Divide the mean gradient by its global norm (NVLAMB) instead of clipping "

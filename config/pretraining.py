@@ -98,7 +98,7 @@ class RunConfig:
   rewarmup: bool = _rate(True,
     "Start the learning rate schedule from its beginning with "
     "--init_checkpoint of another run. --norewarmup continues from that run's "
-    "update; beyond a schedule's end the rate is 0.",
+    "update; a rate that has fallen to 0 stays 0.",
     json="scheduler.params.rewarmup")
   optimizer: optimizers.OptimizerConfig = _rate()
   average_updates: int = _rate(0,
@@ -107,9 +107,10 @@ class RunConfig:
     "the weights once more, and --lr_schedule=constant goes well with it. 0: "
     "no average.", low=0)
   precision: str = _precision("fp32",
-    "Type of the matrix multiplications. Variables, softmax, GELU, layer norm, "
-    "losses and the optimizer stay float32. auto: bf16 if a measurement at the "
-    "start finds it faster here, else fp32; a run that resumes keeps its own.",
+    "Type of the matrix multiplications, Muon's too. Variables, moments, "
+    "softmax, GELU, layer norm and losses stay float32. auto: bf16 if a "
+    "measurement at the start finds it faster here, else fp32; a run that "
+    "resumes keeps its own.",
     choices=(*TYPES, AUTO))
   precision_policy: tuple = _precision((),
     "Types of parts of the network that differ from --precision, as "
@@ -162,7 +163,7 @@ class RunConfig:
     low=1, json="steps_per_print")
   report_to: tuple = _report((),
     "Services that get settings, plan, reports and evaluations, too; packages "
-    "are in requirements/reports.txt. A resumed run continues the service's.",
+    "are in requirements/reports.txt. A resumed run is the same run there.",
     choices=("wandb", "mlflow"))
   peak_tflops: float | None = _report(None,
     "Peak speed of one rank in 10^12 floating-point operations per second, "
@@ -186,7 +187,7 @@ class RunConfig:
     "Evaluations in a row without a new best result after which training "
     "stops. 0: it never stops early. Needs evaluations while training.", low=0)
   seed: int = setting(12345,
-    "Seed of the initial weights, of the order of {unit} and of dropout.",
+    "Seed of initial weights, the order of {unit}, masks and dropout.",
     low=0, high=(1 << 63) - 1, group="Other")
   # fmt: on
 
@@ -519,7 +520,8 @@ class PretrainingConfig(RunConfig):
       if "global_batch_size" in in_all:
         values["global_batch_size"] = each[0]["global_batch_size"][1]
     if "config_json" in present:
-      values |= deepspeed_json.flags_of(cls, present["config_json"], present)
+      known = values | present
+      values |= deepspeed_json.flags_of(cls, present["config_json"], known)
     return values, content
 
   def check_files(self):
