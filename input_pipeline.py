@@ -6,6 +6,7 @@ their share may follow the time, which no two runs have alike.
 Any other source has its `len`, `columns`, `batch`, `weights` and `explain`.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -49,7 +50,8 @@ def pretraining_batch(
 def pretraining_weights(batch: modeling.PretrainingBatch) -> tf.Tensor:
   """float [rows, 2]: masked tokens and examples of each row."""
   masked = tf.reduce_sum(batch.masked_lm_weights, axis=1)
-  return tf.stack([masked, modeling.count_examples(batch)], axis=1)
+  examples = tf.reduce_sum(modeling.example_weights(batch), axis=1)
+  return tf.stack([masked, examples], axis=1)
 
 
 class Source:
@@ -67,14 +69,14 @@ class Source:
     self.error: DataError | None = None
     self._check_files()
     # One record shows whether a file is of the right kind; all are too many.
-    for first in self.set.starts():
+    for first in self.set.starts:
       self.check_record(first)
 
   def _check_files(self) -> None:
     """Raises `DataError` if files, manifests and shape do not agree."""
     shape = self.shape
     firsts: dict = {}  # what all files must have alike -> (manifest, value)
-    counts, sizes = self.set.counts, self.set.sizes()
+    counts, sizes = self.set.counts, self.set.sizes
     for path, count, size in zip(self.paths, counts, sizes, strict=True):
       if path not in self.manifests:
         continue
@@ -156,14 +158,14 @@ class Source:
     return {
       "files": self.paths,
       "records": len(self.set),
-      "contents": self.files.digest(),
+      "contents": data_set.digest(self.paths, self.manifests),
       "manifests": sorted({path for path, _ in self.manifests.values()}),
       "tokenizer": tokenizer and dataclasses.asdict(tokenizer),
     }
 
   def contents(self) -> str:
     """What the records are, by sizes and manifests; the same on all ranks."""
-    return f"{self.files.digest()} {self.set.sizes()}"
+    return f"{data_set.digest(self.paths, self.manifests)} {self.set.sizes}"
 
   def fingerprint(self) -> str:
     """A digest of sizes, contents and shape: the same on all ranks."""
@@ -178,7 +180,9 @@ class Source:
   def check_record(self, number: int) -> None:
     """Raises `DataError` if the record does not fit the shape."""
     features, where = self.shape.features(), self.set.where(number)
-    length = data_set.length_of_record(self.set.read(number))
+    data, length = self.set.read(number), 0
+    with contextlib.suppress(DataError):  # `read_record` says what is wrong
+      length = len(decode_example(data).get("input_ids", ()))
     if length not in (0, self.shape.max_seq_length):
       raise DataError(
         f"{where}: records of {length} tokens, but --max_seq_length or their "

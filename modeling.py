@@ -400,18 +400,13 @@ class PretrainingBatch(NamedTuple):
   example_weights: tf.Tensor  # float32 [B], 0 for a row that only fills up
 
 
-def _example_weights(batch):
+def example_weights(batch):
   """float32 [B, E]: example_weights for the examples that a record has."""
   examples = batch.next_sentence_labels.shape.as_list()[1]
   # input_mask numbers a row's examples, so its maximum counts them.
   last = tf.reduce_max(batch.input_mask, axis=1, keepdims=True)
   exists = np.arange(1, examples + 1, dtype=last.dtype.as_numpy_dtype) <= last
   return tf.cast(exists, tf.float32) * batch.example_weights[:, tf.newaxis]
-
-
-def count_examples(batch):
-  """float32 [B]: the examples in each record of a `PretrainingBatch`."""
-  return tf.reduce_sum(_example_weights(batch), axis=1)
 
 
 def by_name(sums) -> dict:
@@ -518,7 +513,7 @@ def pretraining_model(
     of_z = z_loss * tf.reduce_sum(weights * tf.square(log_z))
   tokens = tf.reduce_sum(tf.cast(batch.input_mask > 0, tf.float32), axis=1)
   tokens = tf.reduce_sum(tokens * batch.example_weights)
-  exist = _example_weights(batch)
+  exist = example_weights(batch)
   if not next_sentence:
     examples = tf.reduce_sum(exist)
     return PretrainingSums(
@@ -574,15 +569,6 @@ def finetuning_sums(losses, correct, batch) -> FinetuningSums:
   return FinetuningSums(
     loss, weight, tf.reduce_sum(examples), tf.reduce_sum(tokens), right
   )
-
-
-def finetuning_loss(sums: FinetuningSums, weight: tf.Tensor) -> tf.Tensor:
-  """A micro-batch's share of the mean loss, as `pretraining_loss`.
-
-  `weight`, float32 scalar, is the sum of the global batch's weights.
-  """
-  with tf.name_scope("loss"):
-    return sums.loss / tf.maximum(weight, 1.0)
 
 
 def get_assignment_map_from_checkpoint(tvars, init_checkpoint):

@@ -1,1 +1,0 @@
-"""What a run is told to do: settings, plan, stages."""

@@ -21,7 +21,6 @@ global batch may grow; the micro-batch stays, so there are more and more.
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 from common.console import counted
 from common.errors import UserError
@@ -47,13 +46,6 @@ class Stage:
 
 # What checkpoints have of a `Stage`.
 SAVED_OF_STAGE = ("number", "first_update", "first_record", "first_example")
-
-
-class OtherBatch(NamedTuple):
-  """How the updates of a run differ from those of a plan to resume it."""
-
-  difference: str
-  batch: int  # records of each; 0: it had several sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,11 +104,12 @@ class TrainingPlan:
 
   def other_batch(
     self, before: Mapping, update: int, records_seen: int
-  ) -> OtherBatch | None:
+  ) -> tuple[str, int] | None:
     """How the updates that a run has made differ from this plan's; or None.
 
-    `before` is the run's last plan as run.json has it, {} if it is not known.
-    The checkpoint of `update` has `records_seen`.
+    With the records of each, or 0 for several sizes. `before` is the run's last
+    plan as run.json has it, {} if it is not known. The checkpoint of `update`
+    has `records_seen`.
     """
     # The checkpoint counts: files in its folder may be older.
     if records_seen != self.records_before(update):
@@ -124,7 +117,7 @@ class TrainingPlan:
       seen = records_seen - self.stage.first_record
       batch, rest = divmod(seen, updates) if updates else (0, 1)
       mean = f"{seen / max(1, updates):g}"
-      return OtherBatch(
+      return (
         f"records of an update {mean} -> {self.records_per_update}",
         0 if rest or self.stage.ramp else batch,
       )
@@ -133,7 +126,7 @@ class TrainingPlan:
     states_same = self.mode == "per-rank" and self.steps
     if states_same and before.get("steps") == self.steps:
       if before["updates"] != self.updates:
-        return OtherBatch(
+        return (
           f"updates of the same steps {before['updates']} -> {self.updates}",
           before.get("records_per_update", self.records_per_update),
         )

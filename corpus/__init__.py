@@ -1,1 +1,0 @@
-"""Documents of any format to clean text, without TensorFlow."""

@@ -346,8 +346,7 @@ class Classification(LabelledTask):
 
   def logits(self, source, outputs) -> np.ndarray:
     """float32 [examples, labels]"""
-    slots = source.slots_of_examples
-    return outputs["logits"][slots.row, slots.slot]
+    return outputs["logits"][source.record_of, source.slot_of]
 
   def results(self, source, outputs):
     logits = self.logits(source, outputs)

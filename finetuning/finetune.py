@@ -150,7 +150,8 @@ def training_step(
     batch = micro.batch
     head = task.head(batch, True, dropout_seed)
     sums = modeling.finetuning_sums(head.losses, head.correct, batch)
-    loss = modeling.finetuning_loss(sums, weights[0]) * loss_scale.value
+    # This micro-batch's share of the global batch's mean.
+    loss = sums.loss / tf.maximum(weights[0], 1.0) * loss_scale.value
     return tf.gradients(loss, tf.trainable_variables()), modeling.by_name(sums)
 
   gradients, sums = jit.compiled(forward_and_backward, ("step",))()

@@ -40,14 +40,6 @@ class FinetuningBatch(NamedTuple):
   weights: Any  # float32 [B, E], 0 where no example has a loss
 
 
-class ExampleSlots(NamedTuple):
-  """Where the examples are in the rows: int arrays [examples]."""
-
-  row: np.ndarray
-  slot: np.ndarray
-  start: np.ndarray  # first token in the row
-
-
 def rounding(plan: training_plan.TrainingPlan) -> list[str]:
   """A line if whole records have many more or fewer examples than asked for."""
   if abs(plan.divisor - 1.0) < 0.1:
@@ -243,12 +235,12 @@ class PackedSource(PackedRecords):
         targets[r, e] = example.targets
         positions[:, number] = r, e, start
         start = end
-    self.slots_of_examples = ExampleSlots(*positions)
+    # Where each example is, and its first token in the row: int [examples].
+    self.record_of, self.slot_of, self.starts = positions
     self._columns = FinetuningBatch(ids, mask, segments, targets, weights)
 
   def of_examples(self, of_tokens: np.ndarray) -> Iterator[np.ndarray]:
     """Each example's part of an array [rows, S, ...]; writing changes it."""
-    slots = self.slots_of_examples
-    starts = zip(self.examples, slots.row, slots.start, strict=True)
-    for example, row, start in starts:
+    firsts = zip(self.examples, self.record_of, self.starts, strict=True)
+    for example, row, start in firsts:
       yield of_tokens[row, start : start + len(example.ids)]

@@ -195,8 +195,7 @@ class SquadSource(packed.PackedSource):
       )
     super().__init__(path, examples, config)
     # Targets count from the row's first token.
-    slots = self.slots_of_examples
-    self._columns.targets[slots.row, slots.slot] += slots.start[:, None]
+    self._columns.targets[self.record_of, self.slot_of] += self.starts[:, None]
 
   def line(self) -> str:
     line = super().line()

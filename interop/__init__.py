@@ -1,1 +1,0 @@
-"""Trained models that answer: where they are, their signatures, their words."""

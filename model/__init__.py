@@ -1,1 +1,0 @@
-"""The network: encoder, layers, kernels, tensor slicing, initial weights."""

@@ -53,7 +53,7 @@ def to_huggingface_config(
 
   `ids` are those of the special tokens "pad", "cls", "sep" and "mask".
   """
-  kind, _ = nearest(config, heads)
+  kind = nearest(config, heads)
   ids = ids or {}
   for key in kind.unsaid(config, heads, ids):
     raise UserError(

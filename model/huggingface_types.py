@@ -510,17 +510,14 @@ _TYPES = _Bert(), _Roberta(), _RoFormer(), _ModernBert(), _EuroBert()
 TYPES = {kind.name: kind for kind in _TYPES}
 
 
-def nearest(
-  config: BertConfig, heads: Sequence[Head] = ()
-) -> tuple[ModelType, list[str]]:
-  """The type that says most of a model, and our keys that it cannot say."""
-  unsaid = {kind: kind.unsaid(config, heads, {}) for kind in TYPES.values()}
-  return min(unsaid.items(), key=lambda item: len(item[1]))
+def nearest(config: BertConfig, heads: Sequence[Head]) -> ModelType:
+  """The type that says most of a model."""
+  return min(_TYPES, key=lambda kind: len(kind.unsaid(config, heads, {})))
 
 
 def lacks(config: BertConfig, head: Head, ids: dict[str, int]) -> str:
   """What the nearest type lacks of a model with this head; "" if nothing."""
-  kind, _ = nearest(config, [head])
+  kind = nearest(config, [head])
   keys = []
   for key in kind.unsaid(config, [head], ids):
     keys.append(key + kind.why.get(key, ""))

@@ -95,7 +95,7 @@ def to_huggingface(
   An encoder without a head has the names of, for example, BertModel.
   """
   heads = w.heads_of(config, values)
-  kind, _ = nearest(config, heads)
+  kind = nearest(config, heads)
   tensors = kind.tensors(config, heads)
   _check_pooler(count_parts(values, config, source), config, source)
   removed = "" if {*heads} & {*kind.heads} else kind.base

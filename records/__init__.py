@@ -1,1 +1,0 @@
-"""From text to records and their order, without TensorFlow."""

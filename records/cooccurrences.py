@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import numpy as np
 from scipy import sparse
@@ -16,18 +15,10 @@ OFFSETS = (-2, -1, 1, 2)  # where a context word stands
 MAX_CONTEXT_WORDS = 4096
 
 
-class TokenStatistics(NamedTuple):
-  """What `model.initial_weights` learns from records."""
-
-  log_frequencies: np.ndarray  # [V], in nats
-  context_words: np.ndarray  # ids [N]
-  neighbours: dict[int, sparse.csr_array]  # of `count`
-
-
 def token_statistics(
   record_set: RecordSet, shape: RecordShape, vocab_size: int, special_ids: list
-) -> TokenStatistics:
-  """Statistics of a sample of records: about half a minute."""
+) -> tuple:
+  """(log frequencies, [V] in nats, *`count`) of a sample: half a minute."""
   # At most ten million tokens or 200,000 records.
   most = max(1, min(200_000, 10_000_000 // shape.max_seq_length))
   in_a_row = min(100, math.ceil(most / 10))
@@ -39,7 +30,7 @@ def token_statistics(
   console.tell("learning first embeddings from the words' neighbours ...")
   counts = unigrams.count([np.concatenate(sequences)], vocab_size, special_ids)
   log_frequencies = unigrams.log_frequencies(counts)
-  return TokenStatistics(log_frequencies, *count(sequences, counts))
+  return log_frequencies, *count(sequences, counts)
 
 
 def count(sequences: Iterable[np.ndarray], counts: np.ndarray) -> tuple:

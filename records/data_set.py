@@ -83,13 +83,6 @@ def features_of_first(paths: list[str], vocab_size: int) -> dict[str, Feature]:
   return {}  # all are damaged, as the survey will report
 
 
-def length_of_record(data: bytes) -> int:
-  """The tokens of a record, padding included; 0 if they cannot be read."""
-  with contextlib.suppress(DataError):
-    return len(decode_example(data).get("input_ids", ()))
-  return 0
-
-
 def features_of_record(data: bytes, vocab_size: int) -> dict[str, Feature]:
   """The features of a data set with this record; DataError if it is damaged."""
   values = decode_example(data)

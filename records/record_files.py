@@ -39,10 +39,6 @@ class RecordFiles(NamedTuple):
       if path not in self.manifests:  # which lists nothing else
         tfrecord.expect_records(path)
 
-  def digest(self) -> str | None:
-    """A digest of the contents; None if a file has no manifest."""
-    return data_set.digest(self.paths, self.manifests)
-
   def real_tokens(self) -> float | None:
     """Mean real tokens of a record; None if a file has no manifest."""
     # A manifest has its data set's mean, which counts for each file of it.

@@ -247,18 +247,13 @@ class RecordSet:
       resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     self._files = [_RecordFile(path) for path in self.paths]
     self.counts = [len(f.offsets) - 1 for f in self._files]
+    self.sizes = [file.size for file in self._files]
     self._ends = np.cumsum(self.counts)
     self._starts = self._ends - self.counts
+    self.starts: list[int] = self._starts.tolist()  # files' first records
 
   def __len__(self) -> int:
     return int(self._ends[-1])
-
-  def sizes(self) -> list[int]:
-    return [file.size for file in self._files]
-
-  def starts(self) -> list[int]:
-    """The numbers of the files' first records."""
-    return self._starts.tolist()
 
   def locate(self, number: int) -> tuple[str, int]:
     """(file, number in that file) of a record."""
@@ -286,8 +281,8 @@ class RecordSet:
     if stop > len(self):
       self.read_ahead(0, stop - len(self))
       stop = len(self)
-    starts, ends = self._starts.tolist(), self._ends.tolist()
-    for file, start, end in zip(self._files, starts, ends, strict=True):
+    ends = self._ends.tolist()
+    for file, start, end in zip(self._files, self.starts, ends, strict=True):
       if start < stop and first < end:
         file.read_ahead(max(first, start) - start, min(stop, end) - start)
 

@@ -31,7 +31,7 @@ def features_of(
 ) -> dict[str, dict[str, data_set.Feature]]:
   """File -> the features of its records, by its manifest or first record."""
   manifests, features = data_set.find_manifests(files.paths), {}
-  for path, start in zip(files.paths, files.starts(), strict=True):
+  for path, start in zip(files.paths, files.starts, strict=True):
     if path in manifests:
       features[path] = manifests[path][1].features()
       continue

@@ -39,11 +39,8 @@ class TokenizerInfo:
 
   def is_like(self, other: "TokenizerInfo") -> bool:
     """Whether both give a text the same tokens, by all that is known."""
-    return (
-      self.kind == other.kind
-      and self.sha256 == other.sha256
-      and self.do_lower_case == other.do_lower_case
-    )
+    own = self.kind, self.sha256, self.do_lower_case
+    return own == (other.kind, other.sha256, other.do_lower_case)
 
 
 class WordTokens(NamedTuple):

@@ -56,7 +56,7 @@ class ModelSettings:
     "its file, and its first byte or row.")
   max_seq_length: int | None = _text(None,
     "Tokens of a text at most; the end of a longer one is not read. Default: "
-    "as in training.")
+    "as in training.", low=4)
   parts: model_source.Given = setting(
     model_source.NOTHING_GIVEN, group="Parts of the model")
   # fmt: on
@@ -114,7 +114,7 @@ def _in_chunks(items: Iterable) -> Iterator[list]:
 
 
 def _embed_piece(
-  settings: EmbedSettings, model: str, piece: Texts, path: str, output: str
+  settings: EmbedSettings, model: str, piece: Texts, chunk_file, output: str
 ) -> None:
   """Makes chunks of ids and vectors of a piece."""
 
@@ -126,12 +126,7 @@ def _embed_piece(
     with open(target, "wb") as f:
       np.savez(f, names=np.array(names), vectors=vectors, empty=empty)
 
-  chunk_file = functools.partial(_chunk_file, path)
   shared_work.make_chunks(output, chunk_file, _in_chunks(piece.read()), make)
-
-
-def _chunk_file(done_file: str, number: int) -> str:
-  return f"{done_file.removesuffix('.json')}-{number:06d}.npz"
 
 
 def _write_npy(path: str, chunks: Sequence[str], rows: int) -> None:
@@ -190,9 +185,9 @@ def embed(
     for number, piece in enumerate(inputs.pieces):
       path = f"{folder}/{number:06d}.json"
       part = inputs._replace(pieces=[piece])
-      work_on = functools.partial(_embed_piece, settings, model, part, path)
-      chunk_file = functools.partial(_chunk_file, path)
-      tasks.append(leases.Task(path, work_on, chunk_file))
+      chunk_file = functools.partial("{}.{}.npz".format, path)
+      run = functools.partial(_embed_piece, settings, model, part, chunk_file)
+      tasks.append(leases.Task(path, run, chunk_file))
     phase = shared_work.Phase(tasks, work)
     phase.finish("embedding")
     shared_work.expect_unchanged(states)

@@ -178,21 +178,15 @@ def prepare(paths: Paths, settings: Settings) -> None:
   json_files.write(paths.config, bert.to_dict())
 
 
-@functools.cache
-def gpus() -> list[float]:
-  """The compute capability of each GPU that TensorFlow uses here."""
-  with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-    importlib.metadata.distribution("tensorflow-cpu")
-    return []
-  return [float(capability) for capability in visible_gpus("compute_cap")]
-
-
 def ranks_here(ranks: int) -> int:
   """`ranks`, or one for each GPU if there are fewer; one without Horovod."""
   if ranks > 1 and not os.path.exists(processes.HOROVODRUN):
     tell("one rank, because Horovod is not built: make horovod builds it")
     return 1
-  return min(ranks, len(gpus()) or ranks)
+  with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+    importlib.metadata.distribution("tensorflow-cpu")
+    return ranks  # it uses no GPU
+  return min(ranks, len(visible_gpus("name")) or ranks)
 
 
 def optimizer_flags(paths: Paths) -> dict:

@@ -1,1 +1,0 @@
-"""A run: settings, input, loop, checkpoints, reports, stopping."""

@@ -145,18 +145,19 @@ def check_position(
   last = (before.training or {}).get("plan") or {}
   other = plan.other_batch(last, step, records_seen)
   if other:
+    difference, batch = other
     keep = ""
-    if other.batch:
+    if batch:
       # Flags that keep the run's updates. This command's flags may state
       # another batch and other steps than the last one's.
       names = {"divisor", "records_per_update"} & last.keys()
       then = dataclasses.replace(plan, **{name: last[name] for name in names})
-      flags = " ".join(config.flags_for(then, other.batch))
+      flags = " ".join(config.flags_for(then, batch))
       if config.num_accumulation_steps:
         flags += " and leave out --num_accumulation_steps"
       keep = f"to resume it give {flags}; or "
     raise UserError(
-      f"{folder}: {other.difference}: updates and the learning rate's schedule "
+      f"{folder}: {difference}: updates and the learning rate's schedule "
       f"count global batches, so a run keeps its own: {keep}{NEW_RUN}"
     )
   if step > plan.updates:

@@ -1,1 +1,0 @@
-"""Work that several processes share, through files alone."""

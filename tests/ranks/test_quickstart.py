@@ -167,10 +167,18 @@ def test_the_screen_compares_the_first_and_the_last_evaluation(
   assert "--num_train_steps=80" in shown.replace(" \\\n   ", "")
 
 
+def absent(name):
+  """As of a package that is not installed."""
+  raise script.importlib.metadata.PackageNotFoundError(name)
+
+
 def test_ranks_are_as_many_as_gpus_at_most(monkeypatch, tmp_path, capsys):
   """Without Horovod one rank trains, and a line says so if more are asked."""
-  for gpus, ranks in (([9.0], 1), ([9.0] * 4, 2), ([], 2)):
-    monkeypatch.setattr(script, "gpus", lambda listed=gpus: listed)
+  monkeypatch.setattr(script.importlib.metadata, "distribution", absent)
+  monkeypatch.setattr(script.processes, "HOROVODRUN", __file__)
+  for gpus, ranks in ((1, 1), (4, 2), (0, 2)):
+    listed = ["NVIDIA H100"] * gpus
+    monkeypatch.setattr(script, "visible_gpus", lambda _, names=listed: names)
     assert script.ranks_here(2) == ranks
   monkeypatch.setattr(script.processes, "HOROVODRUN", str(tmp_path / "none"))
   assert script.ranks_here(1) == 1 and not capsys.readouterr().err
@@ -180,12 +188,9 @@ def test_ranks_are_as_many_as_gpus_at_most(monkeypatch, tmp_path, capsys):
 
 def test_a_tensorflow_for_cpus_uses_no_gpu(monkeypatch):
   """Whatever nvidia-smi lists."""
-  monkeypatch.setattr(script, "visible_gpus", lambda _: ["8.0", "9.0"])
+  monkeypatch.setattr(script, "visible_gpus", lambda _: ["NVIDIA H100"] * 2)
+  monkeypatch.setattr(script.processes, "HOROVODRUN", __file__)
   monkeypatch.setattr(script.importlib.metadata, "distribution", str)
-  assert script.gpus.__wrapped__() == []
-
-  def absent(name):
-    raise script.importlib.metadata.PackageNotFoundError(name)
-
+  assert script.ranks_here(3) == 3
   monkeypatch.setattr(script.importlib.metadata, "distribution", absent)
-  assert script.gpus.__wrapped__() == [8.0, 9.0]
+  assert script.ranks_here(3) == 2

@@ -170,9 +170,8 @@ def table(tmp_path, make):
 def scores(source, labels, answers):
   """Logits that are 1 at the labels of `answers`, else 0."""
   logits = np.zeros((len(source), source.slots, len(labels)), np.float32)
-  for row, slot, answer in zip(
-    *source.slots_of_examples[:2], answers, strict=True
-  ):
+  both = source.record_of, source.slot_of
+  for row, slot, answer in zip(*both, answers, strict=True):
     logits[row, slot, labels.index(answer)] = 1.0
   return {"logits": logits}
 
@@ -385,9 +384,8 @@ def test_predictions_file(tmp_path, table):
   made = table(f"{HEADER}a\tno\nb\tyes\na a\tno\n")
   source = made.training_set
   logits = np.zeros((len(source), source.slots, 2), np.float32)
-  slots = source.slots_of_examples
   for i, score in enumerate([0.0, np.log(3.0), -20.0]):
-    logits[slots.row[i], slots.slot[i], 1] = score
+    logits[source.record_of[i], source.slot_of[i], 1] = score
   (tmp_path / "out").mkdir()
   made.write_predictions(source, {"logits": logits})
   path = str(tmp_path / "out" / classification.PREDICTIONS_FILE)

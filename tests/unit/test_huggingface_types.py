@@ -3,10 +3,13 @@
 `test_modern_parity.py` holds the numbers against transformers'.
 """
 
+import shutil
+
 import numpy as np
 import pytest
 import runs
 import safetensors.numpy
+import tokenizer_folders
 from conversions import (
   assert_same,
   convert,
@@ -29,6 +32,8 @@ from model import (
   tasks,
   weights,
 )
+from text_encoders import tokenizer_files
+from text_encoders.tokenizer_json import HuggingFaceEncoder
 
 MODERN = {**TINY, **MODERN_BERT, "classifier_pooling": "mean"}
 MODERN |= {"num_hidden_layers": 4}
@@ -227,7 +232,8 @@ def test_published_configs(name):
   known = reread(content)
   assert not known.left_out
   assert {key: getattr(known.config, key) for key in wanted} == wanted
-  assert huggingface_types.nearest(known.config) == (known.kind, [])
+  assert huggingface_types.nearest(known.config, ()) is known.kind
+  assert not known.kind.unsaid(known.config, (), {})
 
 
 EUROS = {"model_type": "eurobert"}
@@ -464,6 +470,23 @@ def test_inputs_of_a_model_without_segments(tmp_path, letters, name):
   assert f'tags: ["{name}", "perseus-bert"]' in card
   source = model_source.find(str(tmp_path / "b"))
   assert not source.bert.differences(BertConfig.from_dict(keys))
+
+
+def test_a_folder_has_the_segments_that_its_tokenizer_gives(tmp_path):
+  keys = {**ROBERTA, "type_vocab_size": 2}
+  parts = [weights.ENCODER, weights.POOLER, weights.CLASSIFIER]
+  values, folder = random_values(parts, keys=keys), tmp_path / "b"
+  convert(write_checkpoint(tmp_path / "a", values, **keys), folder)
+  (folder / "task.json").unlink(missing_ok=True)
+  tokenizer_folders.write(folder / "theirs", "roberta")
+  for file in (folder / "theirs").glob("tokenizer*"):
+    shutil.copy(file, folder)
+  task, _ = huggingface_folder.read_task(str(folder), {})
+  assert task["segment_ids"] is False
+  encoder = HuggingFaceEncoder(str(folder / "tokenizer.json"))
+  tokenizer_files.write_tokenizer(str(folder), encoder, 64)
+  task, _ = huggingface_folder.read_task(str(folder), {})
+  assert "segment_ids" not in task
 
 
 def test_roformer_turns_the_neighbours_that_are_halves_here():
