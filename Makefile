@@ -1,7 +1,7 @@
 # `make`, or `make help`, shows the targets. Each makes the environment (.venv) when
 # it is missing.
 
-# The Python that .venv is made with (empty: the newest of 3.11 to 3.13 that is found).
+# The Python that a new .venv is made with (empty: the newest of 3.11 to 3.13 that is found).
 PYTHON ?=
 VENV := .venv
 BIN := $(VENV)/bin

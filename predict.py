@@ -138,8 +138,7 @@ def main(settings: PredictSettings, name: str, *texts: str) -> None:
   if typed:
     tell("type a text and Enter; Ctrl-D ends")
   # Who types waits for each answer; a file's lines share the graph's runs.
-  at_once = 1 if typed else _AT_ONCE
-  while group := list(itertools.islice(inputs, at_once)):
+  while group := list(itertools.islice(inputs, 1 if typed else _AT_ONCE)):
     for answer, lines in predictor.predict(group):
       print(*([json.dumps(answer)] if settings.json else lines), sep="\n")
   predictor.close()

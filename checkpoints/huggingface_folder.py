@@ -1,5 +1,6 @@
 """A Hugging Face folder, read where it is, as what our own files would say."""
 
+import contextlib
 import os
 
 from checkpoints import sentence_folder
@@ -54,8 +55,9 @@ def _inputs_of_others(
   if task == tasks.NER:
     lacks["space_before_words"] = False
   if tokenizer and bert.type_vocab_size > 1:
-    if not tokenizer_folder.has_segments(tokenizer_folder.read(tokenizer)):
-      lacks["segment_ids"] = False
+    with contextlib.suppress(DataError):  # who opens it says what is wrong
+      if not tokenizer_folder.has_segments(tokenizer_folder.read(tokenizer)):
+        lacks["segment_ids"] = False
   return lacks
 
 

@@ -71,7 +71,9 @@ def forget_after(output_dir: str, name: str, step: int) -> None:
   if os.path.exists(path):
     kept = [r for r in read_jsonl(path) if r["global_step"] <= step]
     content = b"".join(map(_line, kept))
-    if len(content) < os.path.getsize(path):  # else a full disk ends no run
+    with open(path, "rb") as f:
+      is_same = f.read() == content
+    if not is_same:  # else a full disk ends no run
       files.write(path, content)
 
 

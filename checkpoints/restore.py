@@ -275,8 +275,7 @@ class Restore:
     session.run(self._begin)
     if committed:
       known = getattr(here, "shapes", here)  # this rank's
-      summed = [v for v in self._summed if v.op.name in known]
-      _load(session, summed, here)
+      _load(session, [v for v in self._summed if v.op.name in known], here)
     return name
 
   def _grown(self, grow: Callable | None, values: Any) -> Any:

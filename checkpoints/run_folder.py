@@ -19,7 +19,6 @@ from records import record_report
 from text_encoders import kinds
 from text_encoders.base import Encoder, config_beside
 
-LOCK_FILE = "run.lock"
 EVAL_RESULTS_FILE = "eval_results.json"
 TRAINING_RESULTS_FILE = "training_results.json"
 
@@ -44,7 +43,7 @@ def locked(folder: str, comm=None, is_written: bool = True):
   # The system frees the lock however the process ends. In an elastic run rank 0
   # of a later world may take over from one that hangs. At the end the file is
   # removed, and a folder that was made for it.
-  path = os.path.join(folder, LOCK_FILE)
+  path = os.path.join(folder, "run.lock")
   is_new = not os.path.isdir(folder)
   with contextlib.ExitStack() as files:
     f = None

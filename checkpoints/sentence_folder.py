@@ -189,11 +189,10 @@ def write(folder: str, task: dict, width: int, length: int) -> None:
     "similarity_fn_name": task.get("similarity", SIMILARITIES[0]),
     "model_type": _SETTINGS["model_type?"],
   }
-  lengths = {"max_seq_length": length, "do_lower_case": False}
   for path, content in {
     MODULES_FILE: modules,
     os.path.join("1_Pooling", THEIR_CONFIG): pooling,
-    _LENGTH_FILE: lengths,
+    _LENGTH_FILE: {"max_seq_length": length, "do_lower_case": False},
     SETTINGS_FILE: settings,
   }.items():
     json_files.write(os.path.join(folder, path), content)

@@ -32,8 +32,7 @@ def _cached(facts: str) -> str:
   """The path in the cache of what has these facts."""
   user_cache = os.path.expanduser("~/.cache/perseus-bert")
   folder = os.environ.get("PERSEUS_CACHE") or user_cache
-  mark = hashlib.sha256(facts.encode()).hexdigest()[:32]
-  return os.path.join(folder, mark)
+  return os.path.join(folder, hashlib.sha256(facts.encode()).hexdigest()[:32])
 
 
 class OnDisk(NamedTuple):

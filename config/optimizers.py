@@ -127,7 +127,7 @@ class OptimizerConfig:
     "it. 0 sets no limit.",
     low=0, json=("gradient_clipping", "optimizer.params.max_grad_norm"))
   spike_deviations: float = setting(0.0,
-    "Skip an update whose loss or gradient norm (by its logarithm) is so many "
+    "Skip an update whose loss or gradient norm (by logarithms) is so many "
     "standard deviations above those of the 100 before. After ten in a row the "
     "run goes back to an earlier checkpoint. 6 is cautious, 0 skips none.",
     low=0)

@@ -187,7 +187,7 @@ class RunConfig:
     "Evaluations in a row without a new best result after which training "
     "stops. 0: it never stops early. Needs evaluations while training.", low=0)
   seed: int = setting(12345,
-    "Seed of initial weights, the order of {unit}, masks and dropout.",
+    "Seed of initial weights, the order of {unit}, dropout, and masks, if any.",
     low=0, high=(1 << 63) - 1, group="Other")
   # fmt: on
 

@@ -20,4 +20,5 @@ set -euo pipefail
 
 # Slurm runs a copy of this file from elsewhere.
 cd "${SLURM_SUBMIT_DIR:?start it by sbatch in the checkout: sbatch docker/slurm_records.sh SCRIPT FLAGS}"
-exec .venv/bin/python "$@" "--num_workers=${SLURM_CPUS_PER_TASK:-1}"
+[[ "$*" == *--num_workers* ]] || set -- "$@" "--num_workers=${SLURM_CPUS_PER_TASK:-1}"
+exec .venv/bin/python "$@"

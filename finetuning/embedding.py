@@ -28,8 +28,6 @@ from retrieval.texts import is_beir
 _data, _model = in_group("Data"), in_group("Model")
 _loss, _eval = in_group("Loss"), in_group("Evaluation")
 
-VECTORS_FILE = "vectors.npy"
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EmbedderConfig(FinetuningConfig):
@@ -335,7 +333,7 @@ class Embedding(FinetuningTask):
     """The texts' vectors, float32 [texts, H], in order."""
     content = io.BytesIO()
     np.save(content, self._vectors(source, outputs))
-    path = self.config.output_file(VECTORS_FILE)
+    path = self.config.output_file("vectors.npy")
     files.write(path, content.getvalue())
     return [f"vectors {path}"]
 

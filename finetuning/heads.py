@@ -67,8 +67,7 @@ class HeadInput(NamedTuple):
       logits = tf.reshape(logits, tf.concat([shape, [self.labels]], 0))
     if head.reads_pooled and self.labels == 1:
       return {"logits": logits}
-    is_sigmoid = self.task.get("multi_label")
-    shares = tf.sigmoid if is_sigmoid else tf.nn.softmax
+    shares = tf.sigmoid if self.task.get("multi_label") else tf.nn.softmax
     return {"logits": logits, "probabilities": shares(logits)}
 
 

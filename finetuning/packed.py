@@ -14,6 +14,7 @@ import numpy as np
 from common import tensorflow_v1 as later
 from common.errors import DataError, UserError
 from config import training_plan
+from finetuning import task_file
 from records import packing
 
 # Least tokens of a row, if max_seq_length allows: short rows pack badly.
@@ -125,8 +126,8 @@ class PackedRecords:
     if rows < ranks:
       raise UserError(
         f"{self._path}: an update's {batch} examples are {rows} packed records "
-        f"for {ranks} ranks: give --examples_per_record="
-        f"{max(1, batch // ranks)} or a larger batch"
+        f"for {ranks} ranks: start fewer, or give a larger batch or "
+        f"--examples_per_record={max(1, batch // ranks)}"
       )
     # Epochs are of examples; rounding to rows must not change how many there
     # are.
@@ -235,6 +236,9 @@ class PackedSource(PackedRecords):
         targets[r, e] = example.targets
         positions[:, number] = r, e, start
         start = end
+    model = task_file.binding(config)
+    if model and not model.task.get("segment_ids", True):
+      segments[:] = 0  # it never learned the second one
     # Where each example is, and its first token in the row: int [examples].
     self.record_of, self.slot_of, self.starts = positions
     self._columns = FinetuningBatch(ids, mask, segments, targets, weights)

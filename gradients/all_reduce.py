@@ -101,8 +101,7 @@ class AllReduce:
         rows += [tf.reshape(ratio, [-1]) for ratio in optimizer.trust_ratios]
         return tf.concat(rows, axis=0) if len(rows) > 1 else rows[0]
 
-    is_one = optimizer.is_one_program(self.layout)
-    modes = execution.UPDATE if is_one else ()
+    modes = execution.UPDATE if optimizer.is_one_program(self.layout) else ()
     ratios = 0
     if optimizer.has_trust_ratios:
       ratios = len(tf.trainable_variables())

@@ -1,6 +1,7 @@
 """Texts to vectors, by any model: an embedder, or a plain encoder's mean."""
 
 import dataclasses
+import textwrap
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -18,7 +19,7 @@ from model.tasks import DOCUMENT, EMBEDDER, EMBEDDING, POOLED, QUERY, SIDES
 from retrieval import nearest
 
 _TOKENS = 4096  # about so many of a run of the graph
-_WIDTH = 100  # characters of a text that is shown
+_WIDTH = 94  # characters of a text that is shown
 
 
 class Embedder:
@@ -98,8 +99,8 @@ class NearestTexts:
       for score, number in zip(scores.tolist(), numbers, strict=True):
         line, text = self._texts[number]
         answers.append({"line": line, "similarity": score, "text": text})
-        more = "..." * (len(text) > _WIDTH)
-        lines.append(f"  {score:.3f}  {text[:_WIDTH]}{more}")
+        first, *rest = textwrap.wrap(text, _WIDTH)
+        lines.append(f"  {score:.3f}  {first}{' [...]' * bool(rest)}")
       answer = {"text": one.text, "nearest": answers}
       predictions.append(Prediction(answer, lines))
     return predictions

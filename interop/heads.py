@@ -25,8 +25,7 @@ class EncoderBehaviour(Behaviour):
 
   def answer(self, ids, outputs, context):
     tokens = outputs["sequence_output"][: len(ids)]
-    is_mean = context.pooling == "mean"
-    vector = tokens.mean(axis=0) if is_mean else tokens[0]
+    vector = tokens.mean(axis=0) if context.pooling == "mean" else tokens[0]
     return {"pooling": context.pooling, "embedding": vector.tolist()}
 
   def answer_lines(self, answer):

@@ -150,6 +150,9 @@ def _build(
   for name in (*INPUTS, tasks.POSITIONS, tasks.POOLED):
     if name not in left_out:
       inputs[name] = tf.placeholder(tf.int32, [None, None], name)
+  segments = inputs.get("segment_ids")
+  if not source.task.get("segment_ids", True):
+    segments = None  # it never learned the second one
   # Of a masked LM head alone the last layer is computed at the masks only.
   positions = inputs[tasks.POSITIONS]
   reads_pooled = any(b.head is None or b.head.reads_pooled for b in behaviours)
@@ -159,7 +162,7 @@ def _build(
       False,
       inputs["input_ids"],
       inputs["input_mask"],
-      inputs.get("segment_ids"),
+      segments,
       scope="bert",
       policy=policy,
       with_pooler=pools and reads_pooled,

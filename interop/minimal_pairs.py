@@ -62,8 +62,6 @@ def read(patterns: str, sample: int | None = None) -> list[Pair]:
           values.get("linguistics_term", _UNNAMED),
         )
       )
-  if sample is None:
-    return pairs
 
   def digest(number: int) -> bytes:
     text = f"{pairs[number].good}\n{pairs[number].bad}"

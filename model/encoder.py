@@ -213,8 +213,7 @@ def _head_groups(config: LayerConfig, has_positions: bool) -> list[list[str]]:
   if not jit.saves_launches():
     return [[query], [key], [value]]
   bert = config.bert
-  equal_heads = bert.key_value_heads == bert.num_attention_heads
-  if equal_heads and not has_positions:
+  if bert.key_value_heads == bert.num_attention_heads and not has_positions:
     return [[query, key, value]]
   return [[query], [key, value]]  # queries are other rows, or more heads
 

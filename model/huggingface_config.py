@@ -72,8 +72,7 @@ def to_huggingface_config(
   if labels:
     if LABELS in heads:
       several = MULTI_LABEL if multi_label else _SINGLE_LABEL
-      is_one = len(labels) == 1
-      content["problem_type"] = _REGRESSION if is_one else several
+      content["problem_type"] = _REGRESSION if len(labels) == 1 else several
     content["id2label"] = {str(i): label for i, label in enumerate(labels)}
     content["label2id"] = dict(zip(labels, range(len(labels)), strict=True))
   return content

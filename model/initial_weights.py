@@ -75,10 +75,9 @@ def informed(
     values["cls/predictions/output_bias"] = log_frequencies
   if not config.tie_word_embeddings:
     values["cls/predictions/output_weights"] = table
-  is_global = config.global_attn_every_n_layers == 1
   is_rotary = config.position_type == "rotary"
   has_own_keys = config.key_value_heads == heads and config.attention_bias
-  if has_own_keys and (is_global or is_rotary):
+  if has_own_keys and (config.global_attn_every_n_layers == 1 or is_rotary):
     values |= _looking_at_neighbours(config, rng)
     value, output = values[_FIRST % VALUE], values[_FIRST % ATTENDED]
     for head, offset in enumerate(offsets(heads)):

@@ -68,8 +68,7 @@ def _check_positions(record: Record) -> None:
       "the next and so on, then 0"
     )
   if "masked_lm_weights" in record:
-    used = record["masked_lm_weights"] > 0
-    positions = record["masked_lm_positions"][used]
+    positions = record["masked_lm_positions"][record["masked_lm_weights"] > 0]
     if np.any(positions >= length):
       raise DataError(f"masked_lm_positions holds {positions.max()}, padding")
     if len(np.unique(positions)) < len(positions):

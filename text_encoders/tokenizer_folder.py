@@ -134,7 +134,7 @@ def with_space_before(folder: TokenizerFolder) -> TokenizerFolder:
 
 def has_segments(folder: TokenizerFolder) -> bool:
   """Whether it gives the second text of a pair another segment."""
-  library = opened(TOKENIZER_FILE, json.dumps(folder.content))
+  library = _probe(TOKENIZER_FILE, folder.content["post_processor"])
   return any(library.encode("a", "a").type_ids)
 
 
@@ -156,8 +156,10 @@ def with_segments(folder: TokenizerFolder) -> TokenizerFolder:
         special[name] = {"id": name, "ids": [number], "tokens": [name]}
         pieces.append({"SpecialToken": {"id": name, "type_id": part // 2}})
   steps = [template]
-  if '"trim_offsets": true' in json.dumps(content["post_processor"]):
-    splitter = processors.ByteLevel(trim_offsets=True)
+  former = json.dumps(content["post_processor"])
+  if '"trim_offsets": true' in former:
+    begins = '"add_prefix_space": true' in former
+    splitter = processors.ByteLevel(add_prefix_space=begins, trim_offsets=True)
     steps.insert(0, json.loads(splitter.__getstate__()))
   content["post_processor"] = {"type": "Sequence", "processors": steps}
   return folder._replace(content=content, is_changed=True)
@@ -307,16 +309,20 @@ def _added(name: str, ids: dict[str, int], about: dict) -> dict:
   return entry
 
 
-def around(file: str, processor: dict | None) -> dict[int, list[list[int]]]:
-  """What a post-processor puts around texts; see `TokenizerFolder`."""
-  # The library applies it to texts of one token that is never special.
+def _probe(file: str, processor: dict | None) -> Tokenizer:
+  """A post-processor alone, for texts of one token that is never special."""
   probe: dict = {
     "version": "1.0", "truncation": None, "padding": None, "added_tokens": [],
     "normalizer": None, "pre_tokenizer": None, "decoder": None,
     "post_processor": processor,
     "model": {"type": "WordLevel", "vocab": {"a": _A_TEXT}, "unk_token": "a"},
   }  # fmt: skip
-  library, by_count = opened(file, json.dumps(probe)), {}
+  return opened(file, json.dumps(probe))
+
+
+def around(file: str, processor: dict | None) -> dict[int, list[list[int]]]:
+  """What a post-processor puts around texts; see `TokenizerFolder`."""
+  library, by_count = _probe(file, processor), {}
   for count in (1, 2):
     parts: list[list[int]] = [[]]
     for token in library.encode("a", "a" if count == 2 else None).ids:

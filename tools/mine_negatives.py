@@ -95,8 +95,8 @@ def mine(settings: MiningSettings, model: str) -> None:
   texts = [*collection.documents.values()]
   if settings.corpus:
     more = settings.texts(settings.corpus)
-    paths = [piece.path for piece in more.pieces]
-    input_files.check_not_written(paths, "--corpus", settings.output)
+    for piece in more.pieces:
+      input_files.check_not_written([piece.path], "--corpus", settings.output)
     texts += [text for _, text in more.read()]
   candidates: dict[str, str] = {}  # by key
   for text in texts:

@@ -36,7 +36,6 @@ from training import next_steps
 
 # The smallest of each kind, which train in 2 to 4 minutes on two cores.
 SMALLEST = {"bert": "tiny", "modern": "modern_tiny"}
-MAX_POSITION_EMBEDDINGS = 128
 VOCAB_SIZE = 8192
 SEQ_LENGTH = 32  # most of the sample text's sentences are shorter
 # Examples of an update, on any number of ranks: 96 records of the sample text.
@@ -172,7 +171,7 @@ def prepare(paths: Paths, settings: Settings) -> None:
   preset = PRESETS[SMALLEST.get(settings.model, settings.model)]
   # A few minutes see little text twice: dropout would only slow learning down.
   bert = BertConfig.from_json_file(preset).with_dropout(0.0, 0.0)
-  bert.max_position_embeddings = MAX_POSITION_EMBEDDINGS
+  bert.max_position_embeddings = 128
   manifest = data_set.Manifest.load(paths.manifest("train"))
   bert.vocab_size = manifest.tokenizer.vocab_size
   json_files.write(paths.config, bert.to_dict())

@@ -38,9 +38,11 @@ sed 's/, "text": ".*/}/; s/"anchor"/"text"/; s/"heldout /"query /' "$root/search
   sed 's/{"_id": "heldout \([0-9]*\)".*/query \1\theldout \1\t1/' "$root/search/heldout.jsonl"
 } >"$root/search/qrels/test.tsv"
 
+# A small text has fewer articles than an update.
+batch=$(head -n 128 "$root/search/train.jsonl" | wc -l)
 $bin/python run_embedder.py --do_train --do_eval --init_checkpoint="$root/pretrain" \
   --output_dir="$root/search/embedder" --train_file="$root/search/train.jsonl" \
   --eval_file="$root/search/heldout.jsonl" --text_pair_column=text --max_seq_length=64 \
-  --train_batch_size=128 --learning_rate=5e-4 --num_train_epochs=3 --precision=auto
+  --train_batch_size="$batch" --learning_rate=5e-4 --num_train_epochs=3 --precision=auto
 $bin/python -m tools.search "$root/search/embedder" --documents="$root/search" --evaluate
 $bin/python -m tools.search "$root/search/embedder" --documents="$root/search" --query="$query"

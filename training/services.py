@@ -73,9 +73,8 @@ class Mlflow:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     import mlflow
 
-    name = None if known else folder
     self._client = mlflow.MlflowClient()
-    run = mlflow.start_run(run_id=known, run_name=name)
+    run = mlflow.start_run(run_id=known, run_name=None if known else folder)
     self.id, self.where = run.info.run_id, mlflow.get_tracking_uri()
     mlflow.end_run("RUNNING")  # only the client's calls are of any thread
 

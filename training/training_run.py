@@ -244,8 +244,7 @@ def _train(run: train_loop.Run, owns_signals: bool) -> dict:
 def _conclude(run: train_loop.Run, training: dict | None, step: int) -> tuple:
   """Returns the evaluation's results or None, and `Job.predict`'s lines."""
   # If no stage follows, all that trains is saved: signals may end it at once.
-  is_last = not training or run.task.plan.stage.is_last
-  if is_last or training["stopped_early"]:
+  if not training or run.task.plan.stage.is_last or training["stopped_early"]:
     end_on_signals()
   session, watchdog, results = run.session, run.watchdog, None
   evaluate = run.job.evaluate if run.has_model_of(step) else None

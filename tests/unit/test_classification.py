@@ -4,6 +4,7 @@ import functools
 import itertools
 import json
 import re
+import types
 from unittest import mock
 
 import finetuning_runs
@@ -17,7 +18,7 @@ from checkpoints import agreement
 from common.errors import UserError
 from common.tensorflow_v1 import tf
 from corpus import tables
-from finetuning import classification, finetune, metrics, windows
+from finetuning import classification, finetune, metrics, packed, windows
 from finetuning.labels import identity, label_order
 from gradients.distributed import Comm
 from text_encoders.base import SPECIAL_TOKENS, Encoder
@@ -138,6 +139,19 @@ def test_glue_files(tmp_path, make, task):
   has_pair = classification.GLUE[task].pair is not None
   assert (source.examples[0].ids == 3).sum() == 1 + has_pair
   assert source.examples[0].segments.any() == has_pair
+
+
+def test_a_model_that_never_learned_second_segments(
+  tmp_path, make, monkeypatch
+):
+  """Evaluations give it none, as predictions do."""
+  header, rows, _ = FILES["rte"]
+  (tmp_path / "train.tsv").write_text(header + rows)
+  for task in ({}, {"segment_ids": False}):
+    model = types.SimpleNamespace(task=task)
+    monkeypatch.setattr(packed.task_file, "binding", lambda _, m=model: m)
+    source = make(task_name="RTE").read("train")
+    assert source._columns.segment_ids.any() == (not task)
 
 
 def test_files_of_cola_and_mnli_have_their_own_ways(tmp_path, make):

@@ -121,7 +121,7 @@ def test_the_nearest_texts_of_a_file(make, tmp_path, capsys):
   predict.main(settings, export, "a b")
   first, *found = capsys.readouterr().out.splitlines()
   assert first == "a b" and len(found) == 3
-  assert any(line.endswith(f"  {'d' * 100}...") for line in found)
+  assert any(line.endswith(f"  {'d' * 94} [...]") for line in found)
 
 
 @pytest.mark.parametrize(

@@ -227,6 +227,19 @@ def test_bf16_is_near(answers):
   assert 0 < difference < 0.1 * np.abs(fp32["logits"]).max()
 
 
+def test_a_model_that_never_learned_second_segments_reads_none(answers):
+  source, outputs = model_source.find(answers["classifier"][0]), []
+  task = {**source.task, "segment_ids": False}
+  arrays = arrays_of(batches()["a"])
+  zeros = {**arrays, "segment_ids": 0 * arrays["segment_ids"]}
+  without = dataclasses.replace(source, task=task)
+  for one, inputs in ((source, zeros), (without, arrays)):
+    model = inference.open_checkpoint(one)
+    outputs.append(model.run("classifier", inputs)["logits"])
+  assert arrays["segment_ids"].any()
+  np.testing.assert_array_equal(*outputs)
+
+
 # Which checkpoint ------------------------------------------------------------
 
 

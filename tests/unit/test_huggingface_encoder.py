@@ -216,6 +216,7 @@ def test_a_named_mask_is_one_though_the_file_adds_none(tmp_path):
   assert encoder.encode_with_masks("A [MASK] C").tolist() == [4, 3, 5]
   (tokens,) = encoder.encode_batch(["A C G T"])
   assert tokens.tolist() == [4, 5, 6, 7]
+  tokenizer_files.write_tokenizer(str(tmp_path), encoder, 64)
 
 
 def test_who_says_which_tokens_are_special(tmp_path):

@@ -1,5 +1,6 @@
 """`make env` after a failed try, and `make pretrain` with any words."""
 
+import json
 import os
 import re
 import shlex
@@ -295,3 +296,21 @@ def test_words_of_make_arrive_as_they_are(tmp_path):
     command = shlex.split(call(*dry, *given).stdout.splitlines()[-1])
     assert command[0] == ".build/tensorboard/bin/tensorboard"
     assert command[1:] == [f"--logdir={folder}"]
+
+
+def test_a_small_text_is_searched(tmp_path):
+  """It has fewer articles than an update of the embedder; one line is none."""
+  articles = [f'A "name" {n}.\nIt is.' for n in range(3)] + ["Alone."]
+  root = tmp_path / "runs of mine"
+  for part in ("train", "heldout"):
+    write(root / "corpus" / f"{part}.txt", "\n\n".join(articles) + "\n")
+  write(root / "pretrain" / "checkpoint", "")
+  write(tmp_path / ".venv/bin/python", '#!/bin/sh\necho "$@" >>calls\n')
+  script = f"{runs.ROOT}/tools/search_own_text.sh"
+  assert not call(script, str(root), "who?", cwd=tmp_path).returncode
+  calls = (tmp_path / "calls").read_text()
+  assert "--train_batch_size=3 " in calls and "--query=who?" in calls
+  lines = (root / "search" / "corpus.jsonl").read_text().splitlines()
+  names = [json.loads(line)["_id"] for line in lines]
+  assert names == [f"{p} {n}" for p in ("heldout", "train") for n in (1, 2, 3)]
+  assert len((root / "search/qrels/test.tsv").read_text().splitlines()) == 4

@@ -223,7 +223,10 @@ def test_a_folder_is_evaluated(folder, capsys):
     ({"query": " "}, "--query: it is empty"),
     ({"vectors": "no_bytes"}, "no_bytes: no array, but"),
     ({"documents": "blank.txt"}, "--documents=.*blank.txt: no texts"),
-    ({"query": None, "queries": "no.txt"}, "no.txt: no such file"),
+    (  # before the vectors, which are wrong, too
+      {"query": None, "queries": "no.txt", "vectors": "few.npy"},
+      "no.txt: no such file",
+    ),
     ({"evaluate": True, "documents": "no"}, "no/corpus.jsonl: No such"),
   ],
 )
