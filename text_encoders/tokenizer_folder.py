@@ -221,10 +221,9 @@ def config_of(file: str) -> dict:
     name = model.get("tokenizer_class") or model.get("model_type")
     config["tokenizer_class"] = name
   if family(config) == "roformer":
-    raise DataError(
-      f"{file}: RoFormer's tokenizer cuts Chinese by jieba before all else, "
-      "which is not done here"
-    )
+    raise DataError(f"{file}: RoFormer's tokenizer first cuts words by jieba")
+  if has_merges(file) and family(config) not in ("", *_LIKE_GPT2):
+    raise DataError(f"{file}: of {config['tokenizer_class']}, not RoBERTa's")
   return config
 
 

@@ -16,6 +16,7 @@ from tokenizer_folders import BERTS, FOLDERS, MASKED, PAIR, TEXTS, WORDS
 from tokenizers import Tokenizer, processors
 
 from common import json_files
+from common.errors import DataError
 from finetuning import windows, words
 from interop import model_source
 from records import tfrecord
@@ -170,6 +171,10 @@ def test_a_model_of_vocab_json_and_merges(tmp_path):
   files = model_source.find_vocabulary({}, {}, str(tmp_path))
   assert files == {"tokenizer_file": str(tmp_path / "vocab.json")}
   assert kinds.load_tokenizer(**files).special["mask"] == "<mask>"
+  herbert = {"model_type": "bert", "tokenizer_class": "HerbertTokenizerFast"}
+  json_files.write(str(tmp_path / "tokenizer_config.json"), herbert)
+  with pytest.raises(DataError, match="of HerbertTokenizerFast, not RoBERTa's"):
+    kinds.load_tokenizer(**files)
 
 
 def test_marks_of_the_users_are_no_google_berts(tmp_path):
