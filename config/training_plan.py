@@ -199,10 +199,15 @@ def resolve(
   """Resolves these flags; raises `UserError` if they do not fit together."""
   decay = num_decay_steps or 0
   if num_warmup_steps < 0 or num_warmup_steps + decay > num_train_steps:
-    raise UserError(
-      f"--num_warmup_steps={num_warmup_steps} and --num_decay_steps={decay} do "
-      f"not fit in --num_train_steps={num_train_steps}"
+    parts = (
+      f"--num_warmup_steps={num_warmup_steps}",
+      f"--num_decay_steps={decay}",
     )
+    total = f"--num_train_steps={num_train_steps}"
+    if of_epochs:  # what fine-tuning's flags come to
+      parts = parts[1], f"{num_warmup_steps} steps of --warmup_proportion"
+      total = f"the {num_train_steps} steps of --num_train_epochs"
+    raise UserError(f"{' and '.join(parts)} do not fit in {total}")
   if global_batch_size is None:
     mode, stated = "per-rank", train_batch_size
     micro_batch, accumulation = train_batch_size, num_accumulation_steps or 1

@@ -132,13 +132,6 @@ class PackedRecords:
     # Epochs are of examples; rounding to rows must not change how many there
     # are.
     steps = max(1, round(config.num_train_epochs * len(self.examples) / batch))
-    warmup = round(config.warmup_proportion * steps)
-    if warmup + (config.num_decay_steps or 0) > steps:
-      raise UserError(
-        f"--num_decay_steps={config.num_decay_steps} and {warmup} steps of "
-        f"--warmup_proportion={config.warmup_proportion:g} do not fit in the "
-        f"{steps} steps of --num_train_epochs={config.num_train_epochs:g}"
-      )
     micro = self.rows_of(config.train_batch_size)
     if not config.global_batch_size:
       # The flags settle the number of micro-batches, the packing their rows.
@@ -151,7 +144,7 @@ class PackedRecords:
       train_batch_size=micro,
       global_batch_size=batch,
       num_train_steps=steps,
-      num_warmup_steps=warmup,
+      num_warmup_steps=round(config.warmup_proportion * steps),
       num_decay_steps=config.num_decay_steps,
       num_accumulation_steps=accumulation,
       of_epochs=True,
