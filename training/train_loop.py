@@ -94,8 +94,8 @@ def train(run: Run) -> dict:
   """Trains to the plan's last update or time; returns speeds and counts.
 
   A signal to one rank, or to all of an elastic run, ends it after the current
-  update, which is saved. If ranks come or go it commits, then raises
-  `distributed.WorldChange`.
+  micro-batch; whole updates are saved. If ranks come or go it commits, then
+  raises `distributed.WorldChange`.
   """
   plan, budget = run.task.plan, run.task.budget
   step = first = int(run.session.run(tf.train.get_global_step()))
@@ -108,10 +108,9 @@ def train(run: Run) -> dict:
   if run.comm.elastic:
     run.checkpointer.commit(run.session, step)
   saver.keep_best(step)
-  evaluations = Evaluations(run, saver, first)
-  stop = evaluations.verdict(step)
+  evaluations, stop = Evaluations(run, saver, first), None
   if budget and budget.is_over():
-    stop = stop or Stop.TIME
+    stop = Stop.TIME
   while step < plan.updates and not stop:
     # Before the update that follows, so a resumed run makes up for what a stop
     # between the save and the evaluation left out.
@@ -242,6 +241,8 @@ class Saver:
     went_back = self.guard.spikes == divergence.PATIENCE
     if went_back:
       self.keep_best(step)
+      if run.comm.elastic:  # what was committed before is left, too
+        saves.commit(run.session, step)
     if is_due or went_back or _due(step, config.save_checkpoints_steps):
       self._is_due = True
     if self.guard.bad or self.guard.spikes:
@@ -295,8 +296,8 @@ class Evaluations:
   def make_if_due(self, step: int) -> Stop | None:
     """Evaluates, and keeps the best; returns why training ends, or None."""
     run, timing = self._run, self._saver.reporter.timing
-    if not self._are_due(step):
-      return None
+    if not self._are_due(step):  # a run that resumes may have ended early
+      return self.verdict(step) if step == self._first else None
     try:
       with timing("evaluation"):
         results = run.job.evaluate(run.session, step, run.signals, run.watchdog)

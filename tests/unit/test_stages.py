@@ -153,6 +153,10 @@ def test_a_stage_of_longer_records_equals_it_by_hand(longer_stage, tmp_path):
   assert result["training"]["updates"] == 2
   assert_same_reports(killed, run)
   assert_same_checkpoint(killed, run, 7)
+  about = description.read(str(run))
+  for step, length in ((3, 32), (7, 64), (None, 64)):
+    _, manifest = dataclasses.replace(about, step=step).manifest()
+    assert manifest.max_seq_length == length
 
   first, second = (
     staged(**item, **LENGTHS, stages=None, masks=MaskConfig(share))
@@ -560,6 +564,22 @@ def third_is_skipped(monkeypatch):
     return {**update, **bad}, verdict
 
   monkeypatch.setattr(train_loop, "run_update", skipped_third)
+
+
+@pytest.mark.parametrize("stop", [5, 1])
+def test_a_stages_last_evaluation_does_not_end_a_run_early(
+  tiny_run, tmp_path, stop
+):
+  """Of three stages; the second's are no better, and nobody asks at its end."""
+  settings = staged(
+    *[{"num_train_steps": n} for n in (1, 3, 2)], do_eval=True,
+    learning_rate=1e-30, eval_every_steps=3, early_stopping_evaluations=1,
+    save_checkpoints_steps=100,
+  )  # fmt: skip
+  with runs.ended_after(stop):
+    runs.pretrain(tiny_run, tmp_path, **settings)
+  training = runs.pretrain(tiny_run, tmp_path, **settings)["training"]
+  assert training["global_step"] == 6 and not training["stopped_early"]
 
 
 @pytest.mark.usefixtures("third_is_skipped")
