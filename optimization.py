@@ -237,7 +237,7 @@ def train_ops(
   )
   if config.average_updates:
     first = max(plan.stage.first_update, plan.cooldown_start)
-    most = config.eval_every_steps or plan.updates - first
+    most = min(config.eval_every_steps or plan.updates, plan.updates - first)
     average = averages.Averages(config.average_updates, most)
     with tf.control_dependencies([ops.update]):
       applied = tf.logical_not(ops.skipped)
@@ -277,7 +277,8 @@ def build_train_ops(
   local = accumulate(gradients, sums, micro_batches, exchange.slices)
   pairs = exchange.sum_over_ranks(local)
   reduced, (kept, filled), nonfinite, totals = local.totals(exchange.comm, sums)
-  own, summed = (next(zip(*p, strict=True)) for p in (local.pairs, pairs))
+  own, _ = zip(*local.pairs, strict=True)
+  summed, _ = zip(*pairs, strict=True)
   waiting = exchange.comm.seconds_between(own, [*summed, reduced])
 
   # Unscale. A dropped micro-batch leaves the mean of the others.

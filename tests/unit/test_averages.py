@@ -94,6 +94,19 @@ def test_each_evaluation_has_a_sample_of_its_own(tiny_run, tmp_path):
   assert len(losses) == len(set(losses)) == 4
 
 
+def test_a_short_stage_has_a_sample_of_its_own(tiny_run, tmp_path):
+  """Rarer evaluations do not hide it."""
+  second = stages.read_item({"num_train_steps": 2}, "a stage")
+  runs.pretrain(
+    tiny_run, tmp_path, stages=(STAGE, second), num_train_steps=100_000,
+    average_updates=100, evaluate_average=True, do_eval=True,
+    eval_every_steps=50, **KEPT,
+  )  # fmt: skip
+  for step, samples in ((4, 1), (6, 2)):
+    state = read(f"{tmp_path}/model.ckpt-{step}")
+    assert state["averages/samples"] == samples
+
+
 def test_a_run_without_averages_has_none_to_evaluate(tiny_run, tmp_path):
   runs.pretrain(tiny_run, tmp_path, num_train_steps=1, num_warmup_steps=0)
   settings = dict(average_updates=4, evaluate_average=True, do_eval=True)
