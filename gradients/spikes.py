@@ -36,10 +36,11 @@ class SpikeGuard:
   def count(self, norm, loss, spike, applied) -> tuple[tf.Operation, tf.Tensor]:
     """Counts an update, if it was `applied`; spikes in a row, float.
 
-    spike: bool, whether its norm or its loss is one.
+    spike: bool, whether its norm or its loss is one. Updates that are not
+    finite count in a row that a spike has begun: they change no weights either.
     """
     row = tf.convert_to_tensor(self._row)
-    row = tf.where(spike, row + 1.0, row)
+    row = tf.where(spike | (row > 0.0), row + 1.0, row)
     row = tf.where(applied, tf.zeros_like(row), row)
     counted = [
       self._norms.with_value(norm, applied),

@@ -52,10 +52,9 @@ class Guard:
 
   def check(self, step: int, update: dict) -> None:
     """Raises `DivergedError` on all ranks after `PATIENCE` bad in a row."""
-    self.spikes = 0
-    if update["spike"].any():  # it has changed no weights
-      self.spikes = int(update["spikes_in_a_row"])
-      self._first, self.bad = {}, False  # its gradient is finite
+    self.spikes = int(update["spikes_in_a_row"])
+    if self.spikes:  # it has changed no weights
+      self._first, self.bad = {}, False
       self._after_spike(step, update)
       return
     # While the loss scale can still fall the next update may be finite.
@@ -82,7 +81,7 @@ class Guard:
     """Names a spike; goes back, or raises, after too many in a row."""
     run, in_a_row = self._run, self.spikes
     files = run.checkpointer.files
-    if run.comm.is_root:
+    if run.comm.is_root and update["spike"].any():
       self._tell_spike(step, update)
     if in_a_row % PATIENCE:
       return
@@ -136,18 +135,18 @@ class Guard:
     what = f"gradients are not finite for {count} updates in a row"
     why = f"loss scale {self._last['loss_scale']:g}, which cannot fall"
     whose = f" that of {first['gradient_of']}"
-    if self._last["spike"].any():
+    if self._last["spikes_in_a_row"]:
       what = (
         f"gradients or losses are far above those before for {count} updates "
         "in a row"
       )
       why, whose = "--spike_deviations=0 trains on them", ""
-    reason = (
+    trouble = (
       f"update {step:,}: {what}, first at update {first['update']:,}{whose} "
       f"({why})"
     )
     if not run.comm.is_root:
-      return f"{reason}; rank 0 says more"
+      return f"{trouble}; rank 0 says more"
     path = os.path.join(run.config.output_dir, FILE)
     report = self._report()
     with _noting(path):
@@ -158,12 +157,12 @@ class Guard:
     start = "No checkpoint was made before"
     if newest:
       start = f"{newest} is from before"
-      step = checkpoint_files.step_of(newest) or 0
-      if run.checkpointer.files.newest(before=step):
+      saved = checkpoint_files.step_of(newest) or 0
+      if run.checkpointer.files.newest(before=saved):
         start += " (delete its .json to go back further)"
     how, flags = run.config.lower_rate(run.task.plan.stage)
     return (
-      f"{reason}. Largest weight: {largest:.3g} in {name}. Its "
+      f"{trouble}. Largest weight: {largest:.3g} in {name}. Its "
       f"{len(records)} records: {_named(records)} (all in {path}; `python -m "
       f"tools.inspect_records FILE` shows records). {start}; to resume from "
       f"there {how}: give the same command{' with '.join(['', *flags])}"

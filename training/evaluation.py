@@ -71,8 +71,8 @@ class Evaluator:
   def forget_after(self, step: int) -> None:
     """Drops the evaluations of updates after `step`, which a run has left."""
     self.close()
-    self._log = None
-    metrics.forget_after(self._output_dir, metrics.EVAL_METRICS_FILE, step)
+    name = metrics.EVAL_METRICS_FILE
+    self._log = metrics.MetricsLog(self._output_dir, name, step, "eval")
 
   def close(self) -> None:
     if self._log:

@@ -149,7 +149,7 @@ def guard_and_report():
   )
   report = lambda bad, dropped=0.0: {
     "skipped": bad, "dropped_micro_batches": dropped, "loss_scale": 1.0,
-    "nonfinite_variable": -1, "spike": np.zeros(2),
+    "nonfinite_variable": -1, "spike": np.zeros(2), "spikes_in_a_row": 0,
   }  # fmt: skip
   return guard, report
 
@@ -176,7 +176,7 @@ def test_a_spike_ends_a_row_of_bad_updates(monkeypatch):
   monkeypatch.setattr(guard, "_after_spike", lambda *_: None)
   guard.check(1, report(True))
   assert guard.bad
-  spike = report(False) | {"spike": np.ones(2), "spikes_in_a_row": 1}
+  spike = report(True) | {"spike": np.ones(2), "spikes_in_a_row": 1}
   guard.check(2, spike)
   assert not guard.bad and guard.spikes == 1
   for step in range(3, 12):

@@ -9,11 +9,14 @@ import pytest
 import resuming
 import runs
 
+import run_pretraining
 from checkpoints import metrics, restore
 from checkpoints.checkpoint_files import CheckpointFiles
+from checkpoints.snapshot import Snapshot
 from common.tensorflow_v1 import tf
 from config.exchange_config import AllreduceConfig
-from gradients import spikes
+from gradients import all_reduce, spikes
+from gradients.distributed import Comm
 from training import divergence, signals
 
 
@@ -208,6 +211,52 @@ def test_evaluations_of_weights_that_were_left_do_not_count(
   )  # fmt: skip
   steps = {one["global_step"] for one in metrics.evaluations(str(tmp_path))}
   assert {2, 4, 12} <= steps and not {6, 8, 10} & steps
+  begun = []  # from there on TensorBoard drops what it has
+  for path in sorted((tmp_path / "eval").iterdir()):
+    for event in tf.train.summary_iterator(str(path)):
+      if event.session_log.status == tf.SessionLog.START:
+        begun.append(event.step)
+  assert begun == [0, 5]
+
+
+def test_what_is_not_finite_counts_in_a_row_of_spikes(
+  tiny_run, tmp_path, monkeypatch, capfd
+):
+  """No save comes between, and the run goes back to before the first."""
+  runs.spikes_at(monkeypatch, 9, 11)
+  half_squares = all_reduce.AllReduce.half_squares
+
+  def infinite_in_10(exchange, pairs):
+    squares = half_squares(exchange, pairs)
+    step = tf.convert_to_tensor(tf.train.get_or_create_global_step())
+    return tf.where(tf.equal(step, 9), squares + np.inf, squares)
+
+  monkeypatch.setattr(all_reduce.AllReduce, "half_squares", infinite_in_10)
+  runs.pretrain(
+    tiny_run, tmp_path, num_train_steps=11, save_checkpoints_steps=2,
+    optimizer={"spike_deviations": 6.0},
+  )  # fmt: skip
+  assert "are those of update 4 again" in capfd.readouterr().err
+  assert CheckpointFiles(str(tmp_path), keep=9).steps() == [11, 4, 2]
+  lines = (tmp_path / metrics.SPIKES_FILE).read_text().splitlines()
+  assert [json.loads(line)["global_step"] for line in lines] == [9, 11]
+
+
+def test_memory_goes_back_with_the_weights(tiny_run, tmp_path, monkeypatch):
+  """Else a world that loses a rank would have what the run has left."""
+  runs.spikes_at(monkeypatch, 9, 11)
+  comm, kept = Comm(), Snapshot()
+  comm.elastic = True
+  config = runs.config(
+    tiny_run, tmp_path, num_train_steps=14, save_checkpoints_steps=4,
+    commit_every_steps=100, optimizer={"spike_deviations": 6.0},
+  )  # fmt: skip
+  with runs.ended_after(11):
+    run_pretraining.pretrain(config, comm, kept)
+  before = runs.weights(tmp_path / "model.ckpt-4")
+  word = "bert/embeddings/word_embeddings"
+  assert kept.step == 11
+  np.testing.assert_array_equal(kept.values[word], before[word])
 
 
 def test_the_best_that_is_left_is_kept(tiny_run, tmp_path, monkeypatch):
