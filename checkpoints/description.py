@@ -137,15 +137,12 @@ class Description:
 
   @property
   def data(self) -> dict:
-    """What the newest training read, as in run.json; {} if it is not known."""
-    for start in reversed(self.starts):
-      if start.get("data"):
-        return start["data"]
-    return {}
+    """What the training up to `step` read, as in run.json, or {}."""
+    return self.start_of(self.step).get("data") or {}
 
   @property
   def tokenizer(self) -> TokenizerInfo | None:
-    """The tokenizer of the records that the newest training read."""
+    """The tokenizer of the records of `data`."""
     known = self.data.get("tokenizer")
     return TokenizerInfo(**known) if known else None
 
@@ -193,7 +190,7 @@ class Description:
     return [*now]
 
   def manifest(self) -> tuple[str, data_set.Manifest] | None:
-    """(path, manifest) of what the newest training read, or None."""
+    """(path, manifest) of `data`, or None."""
     known = self.tokenizer
     for paths, manifests in self._where_read(self.data) if self.data else ():
       listing = manifests.get(paths[0]) if paths else None

@@ -123,16 +123,17 @@ def write(
   if licence == "unknown":
     lines += ["", "The licence is not stated: set `license` above."]
   lines += ["", "## Use", "", _usage(pipeline, task, mask), "", _TRAIN_ON]
-  lines += _tables([model.source.path, *model.others], model.is_average)
+  inputs = [model.source.path, *model.others]
+  lines += _tables(model.source.about, inputs, model.is_average)
   card = "\n".join(lines) + "\n"
   files.write(path, card.encode(errors="backslashreplace"))
 
 
-def _tables(inputs: Sequence[str], is_average: bool) -> list[str]:
+def _tables(
+  about: Description, inputs: Sequence[str], is_average: bool
+) -> list[str]:
   """What the run's files say, if the weights still lie beside them."""
-  lines: list[str] = []
-  about = description.read(description.folder_of(inputs[0]))
-  run = about.start_of(checkpoint_files.step_of(inputs[0]))
+  lines, run = list[str](), about.start_of(about.step)
   span = run.get("flags", {}).get("average_updates") if is_average else None
   averaged = "average of the weights over updates", span
   for title, rows in (
@@ -242,8 +243,6 @@ def _training(inputs: Sequence[str], run: dict) -> Iterator[tuple]:
   for number, stage in enumerate(flags.get("stages") or (), 1):
     settings = [f"{k} {v}" for k, v in stage.items() if k != "input_file"]
     yield f"stage {number}", ", ".join(settings)
-  if flags.get("stages"):
-    yield "of the last stage", "records per update, masks, training data"
   others = flags.get("init_checkpoint") or flags.get("cooldown_from")
   yield "started from other weights", bool(others)
 
