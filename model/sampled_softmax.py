@@ -76,6 +76,7 @@ class SampledLogits(NamedTuple):
   def at(self, labels):
     """float32 [n]: the logits of n int labels, with the bias."""
     labels = tf.cast(tf.reshape(labels, [-1]), tf.int32)
-    rows = tf.cast(kernels.gather_rows(self.table, labels), tf.float32)
+    rows = tf.cast(kernels.gather_rows(self.table, labels), self.hidden.dtype)
+    rows = tf.cast(rows, tf.float32)  # as exact as the losses' logits
     logits = tf.reduce_sum(tf.cast(self.hidden, tf.float32) * rows, axis=1)
     return logits + kernels.gather_rows(self.bias, labels)

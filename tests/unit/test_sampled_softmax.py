@@ -90,15 +90,20 @@ def test_a_sample_in_16_bits():
   ):
     changes = [f"losses={loss_type}"]
     policies.append(mixed_precision.make_policy(precision, changes))
-  results = []
+  results, labels_apart = [], []
   for policy in policies:
     x = tf.cast(hidden, policy.heads)
     logits = SampledLogits(x, table, bias, sampling)
     losses, _ = logits.losses_and_correct(labels, policy)
     results.append([losses, *tf.gradients(losses, [hidden, table, bias])])
+    # The label's logit, by which a z-loss knows Z, is that of the loss.
+    rows = tf.cast(tf.gather(tf.cast(table, policy.heads), labels), tf.float32)
+    own = tf.reduce_sum(tf.cast(x, tf.float32) * rows, axis=1)
+    labels_apart.append(logits.at(labels) - own - tf.gather(bias, labels))
   assert {tensor.dtype for row in results for tensor in row} == {tf.float32}
   with tf.Session() as session:
     wide, *others = session.run(results)
+    assert np.abs(session.run(labels_apart)).max() < 1e-6
   for narrow, policy in zip(others, policies[1:], strict=True):
     for a, b in zip(wide, narrow, strict=True):
       np.testing.assert_allclose(a, b, 0.05, 0.02, err_msg=policy.describe())
