@@ -356,10 +356,13 @@ def rejoin(comm: Comm) -> Comm:
 
 
 def rank_lost(error: Exception) -> RankLost | None:
-  """The `RankLost` that a collective's error means, if it means one."""
+  """The `RankLost` that an error is, or means as a collective's; or None."""
+  if isinstance(error, RankLost):
+    return error
   message = getattr(error, "message", None) or str(error)
   # A traceback names files, perhaps in a folder of that name.
-  if "orovod" not in re.sub(r'File "[^"]*"', "", message):
+  is_named = "orovod" in re.sub(r'File "[^"]*"', "", message)
+  if not is_named or isinstance(error, UserError):
     return None
   if "ncclCommInitRank" in message:
     return RankLost(

@@ -35,10 +35,6 @@ def run(job: Callable[..., dict], comm) -> dict:
           )
           sys.exit(errors.STOPPED_STATUS)
         why = str(change)
-      except distributed.RankLost:
-        why = "a rank was lost"
-      except errors.UserError:
-        raise
       except (tf.errors.OpError, ValueError) as e:  # Horovod raises both
         if distributed.rank_lost(e) is None:
           raise

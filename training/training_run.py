@@ -9,13 +9,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 import mixed_precision
-from checkpoints import (
-  agreement,
-  checkpoint_files,
-  checkpointing,
-  description,
-  run_folder,
-)
+from checkpoints import agreement, checkpointing, description, run_folder
+from checkpoints.checkpoint_files import has_begun
 from checkpoints.run_folder import is_written
 from checkpoints.snapshot import Snapshot
 from common import nvidia
@@ -65,7 +60,7 @@ def with_precision(config, comm):
   if comm.is_root:
     folder = config.output_dir or ""
     run = description.read(folder).training
-    if run and checkpoint_files.has_begun(folder):
+    if run and has_begun(folder):
       answer = run["flags"]["precision"], "as this run began"
     else:
       name, ratio = mixed_precision.faster_type(session_config(config, comm))
@@ -81,7 +76,8 @@ def precision_line(config, on_gpu: bool) -> str:
   if on_gpu:
     way = "TensorFloat-32 (--notf32: float32)" if config.tf32 else "float32"
     parts.append(f"what is float32 is multiplied as {way}")
-    parts += ["deterministic"] * config.deterministic
+    if config.deterministic:
+      parts.append("deterministic")
   return "; ".join(parts)
 
 
@@ -232,7 +228,7 @@ def _train(run: train_loop.Run, owns_signals: bool) -> dict:
   with noting, run.profile:
     try:
       training = train_loop.train(run)
-    except (distributed.RankLost, tf.errors.OpError, ValueError) as e:
+    except (tf.errors.OpError, ValueError) as e:
       if distributed.rank_lost(e):
         run.watchdog.pause()
         run.checkpointer.save_commit()  # there may be no next world

@@ -20,6 +20,7 @@ from samples import (
 
 import input_pipeline
 from benchmarks.step import first_batch
+from common.errors import UserError
 from common.tensorflow_v1 import tf
 from config import record_shapes, training_plan
 from gradients import distributed
@@ -476,6 +477,10 @@ def test_an_error_in_a_folder_named_horovod_is_no_lost_rank(tmp_path):
   assert distributed.rank_lost(ValueError(trace)) is None
   lost = ValueError("HorovodAllreduce failed: shut down")
   assert distributed.rank_lost(lost)
+  # NCCL's reason names no Horovod, and the message of a wrong flag may.
+  known = distributed.RankLost("NCCL does not connect the ranks' GPUs")
+  assert distributed.rank_lost(known) is known
+  assert distributed.rank_lost(UserError("HorovodRun: no such flag")) is None
   path = write_records(tmp_path / "a.tfrecord", 8)
   source = source_of(path)
   source.error = data_set.DataError("record 3 is damaged")
