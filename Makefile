@@ -39,8 +39,8 @@ help: ## these lines
 env: $(READY) ## the environment .venv (2 to 6 minutes)
 	@tools/variant.sh advise $(VENV)
 
-# What Horovod's build, tests and lint need, which images to train in do without.
-TO_DEVELOP := requirements/horovod.txt requirements/text.txt requirements/tests.txt
+# What Horovod's build, search, tests and lint need, which images to train in do without.
+TO_DEVELOP := $(patsubst %,requirements/%.txt,horovod text search tests)
 
 $(READY): $(if $(filter-out $(VARIANT),$(INSTALLED)),other-variant) requirements.txt requirements/$(VARIANT).txt $(TO_DEVELOP) requirements/constraints.txt $(wildcard xla_patches/*.sh xla_patches/horovod/*.patch)
 	@echo "environment: $(VENV), $(VARIANT) (2 to 6 minutes)"

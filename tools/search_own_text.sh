@@ -13,10 +13,6 @@ bin=.venv/bin
   echo "make search: error: $root has no trained encoder: run make pretrain first" >&2
   exit 1
 }
-$bin/python -c 'import bm25s' 2>/dev/null || {
-  echo "installing BM25 (requirements/search.txt)"
-  $bin/pip install --quiet -r requirements/search.txt
-}
 
 mkdir -p "$root/search/qrels"
 for part in train heldout; do

@@ -187,7 +187,6 @@ def test_vectors_and_words_are_measured(tmp_path, monkeypatch):
     patch.setitem(__import__("sys").modules, "bm25s", None)
     with pytest.raises(UserError, match="-r requirements/search.txt"):
       bm25.search(collection)
-  pytest.importorskip("bm25s", reason="pip install -r requirements/search.txt")
   scores, numbers = bm25.search(collection)
   of_query = [{*row[at > 0]} for at, row in zip(scores, numbers, strict=True)]
   assert of_query == [{0}, {1, 2}]
