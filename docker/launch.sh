@@ -14,8 +14,8 @@
 #   WAIT_SECONDS=600  waits so long for hosts that are not there yet (default 0)
 #   TAKE_OVER=1       ends ranks that an earlier start of the same command left
 #
-# SIGTERM, SIGHUP (but for nohup) and Ctrl-C end the run after the current update,
-# saved, with status 75; the same command resumes it. A second one ends it at once.
+# SIGTERM, SIGHUP (but for nohup) and Ctrl-C end the run after the current
+# micro-batch; whole updates are saved. Its status is 75; the same command resumes it. A second one ends it at once.
 set -euo pipefail
 
 hosts=${1:?usage: docker/launch.sh HOSTS FLAGS...}

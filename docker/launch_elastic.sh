@@ -17,8 +17,8 @@
 #   TAKE_OVER=1    ends ranks that an earlier start of the same command left
 #
 # A host on which a rank failed is tried again after one to ten minutes. SIGTERM,
-# SIGHUP (but for nohup) and Ctrl-C end the run after the current update, saved, with
-# status 75.
+# SIGHUP (but for nohup) and Ctrl-C end the run after the current micro-batch; whole
+# updates are saved. Its status is 75.
 set -euo pipefail
 
 if [ "${1:-}" = --discover ]; then

@@ -10,8 +10,8 @@
 #
 #   NIC=ib0           the network interface (default: the one to the first node)
 #
-# SIGTERM, SIGHUP and Ctrl-C end the run after the current update, saved, with status
-# 75; the same command resumes it. A second one ends it at once.
+# SIGTERM, SIGHUP and Ctrl-C end the run after the current micro-batch; whole updates
+# are saved. Its status is 75; the same command resumes it. A second one ends it at once.
 set -euo pipefail
 
 hosts=${1:?usage: docker/launch_srun.sh HOSTS FLAGS...}

@@ -57,7 +57,7 @@ class StopSignals:
     for other in STOP_SIGNALS:  # the next one ends the process
       signal.signal(other, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a terminal sends several
-    tell(f"{self.received}: saving after this update, then stopping")
+    tell(f"{self.received}: saving after this micro-batch, then stopping")
 
 
 class Votes(NamedTuple):

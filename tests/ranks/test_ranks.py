@@ -25,7 +25,7 @@ def test_two_ranks_stopped_by_a_signal_resume_bit_for_bit(tiny_run, tmp_path):
     tiny_run, stopped, 2, flags, stop=lambda: len(runs.metrics(stopped)) > 20
   )
   assert process.returncode == 75
-  assert "SIGTERM: saving after this update" in process.stderr
+  assert "SIGTERM: saving after this micro-batch" in process.stderr
   lines = last_lines(process.stderr, 2)
   assert "the same command resumes there" in lines[0], process.stderr
   assert process.stderr.count("400 updates (") == 1  # rank 0 alone prints

@@ -106,7 +106,7 @@ def test_stopped_by_a_signal_equals_never_stopped(
   )  # fmt: skip
   assert len(set(runs.metrics(whole, "loss_scale"))) > 2
   err = capfd.readouterr().err
-  assert "SIGTERM: saving after this update, then stopping" in err
+  assert "SIGTERM: saving after this micro-batch, then stopping" in err
   assert "stopped as asked before update 9, saved: the same command" in err
 
 
@@ -179,7 +179,8 @@ def test_an_elastic_world_takes_over_from_a_stopped_rank(tmp_path, monkeypatch):
     run_folder.locked(str(tmp_path), Elastic()),
   ):
     monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", "1235")
-    with pytest.raises(UserError), run_folder.locked(str(tmp_path), Elastic()):
+    in_use = pytest.raises(UserError, match="is in use by")
+    with in_use, run_folder.locked(str(tmp_path), Elastic()):
       pass
 
 
