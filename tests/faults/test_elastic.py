@@ -5,6 +5,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import time
 
@@ -152,9 +153,13 @@ def test_ranks_come_and_one_is_asked_to_leave(plain_run, tmp_path):
     os.kill(ranks["127.0.0.1"], signal.SIGTERM)
     return True
 
-  process = job.run([add, leave])
+  # A commit at the start and none later: what is not repeated was taken over.
+  process = job.run([add, leave], ["--commit_every_steps=1000"])
   job.check(process, whole)
   told = process.stderr
+  kept = re.findall(r"back to (update [\d,]+|the start)", told)
+  assert kept and "the start" not in kept
+  assert min(int(words.split()[1].replace(",", "")) for words in kept) >= 20
   assert told.count("resuming with 2 ranks") == 1
   assert "SIGTERM: leaves the run, the others continue" in told
   assert told.count("resuming with 1 ranks") == 1

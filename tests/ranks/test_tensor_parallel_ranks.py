@@ -207,6 +207,9 @@ def test_an_overflow_in_one_slice_is_one_decision(packed_run, tmp_path):
     *("--train_batch_size=12", "--xla=off"),
   ]
   train(packed_run, tmp_path / "run", 2, "--tensor_parallel=2", *flags)
+  train(packed_run, tmp_path / "whole", 1, *flags)
   dropped = runs.metrics(tmp_path / "run", "dropped_micro_batches")
   assert 0 < sum(dropped) < 40
-  assert runs.metrics(tmp_path / "run", "loss_scale")[-1] < 1e9
+  assert dropped == runs.metrics(tmp_path / "whole", "dropped_micro_batches")
+  scales = [runs.metrics(tmp_path / f, "loss_scale") for f in ("run", "whole")]
+  assert scales[0] == scales[1] and scales[0][-1] < 1e9

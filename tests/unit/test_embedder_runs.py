@@ -107,7 +107,8 @@ def test_killed_in_any_pass_equals_never_killed(
     cut = [*updates[-1][:call], "no tensor"]
     return cut if len(updates) == 4 else updates[-1]
 
-  with monkeypatch.context() as patched, pytest.raises(ValueError):
+  no_tensor = pytest.raises(ValueError, match="no tensor")
+  with monkeypatch.context() as patched, no_tensor:
     patched.setattr(train_loop.optimization.TrainOps, "calls", killed)
     run(embed(part, **settings))
   assert runs.read_json(part, "model.ckpt-3.json")

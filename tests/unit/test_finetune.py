@@ -20,7 +20,6 @@ from checkpoints import checkpoint_files, description, metrics
 from common.errors import UserError
 from common.files import file_sha256
 from common.tensorflow_v1 import tf
-from config.optimizers import OptimizerConfig
 from corpus import tables
 from finetuning import (
   classification,
@@ -592,7 +591,6 @@ MODES = {
   "losses": (
     {"precision": "bf16", "precision_policy": ("losses=bf16",)}, 0.1
   ),
-  "lamb": ({"optimizer": OptimizerConfig(optimizer="lamb")}, None),
 }  # fmt: skip
 
 
@@ -605,9 +603,7 @@ def test_modes_train_the_same(tmp_path, request, name):
   for mode, (changes, tolerance) in MODES.items():
     run(make(tmp_path / mode, num_train_epochs=1.0, **changes))
     losses = runs.metrics(tmp_path / mode)
-    assert np.isfinite(losses).all(), mode
-    if tolerance:
-      assert losses == pytest.approx(plain, rel=tolerance), mode
+    assert losses == pytest.approx(plain, rel=tolerance), mode
 
 
 def test_regression(tmp_path, classify, capfd):

@@ -55,8 +55,8 @@ def test_stopped_at_any_file_it_goes_on_to_the_same_bytes(
   assert len(set(kept)) == 5  # nothing; text with 0, 1, 2 and 3 shards
 
 
-def test_unfinished_work_of_older_versions_is_resumed(settings_for):
-  """The plan of a version is in its plan.json: other names begin anew."""
+def test_the_plan_of_unfinished_work_keeps_its_names(settings_for):
+  """Work of a release with other names, or of another version, begins anew."""
   settings = settings_for()
   stopped_at(settings, data_set.Manifest, "save")
   with open(f"{settings.work_folder}/0/plan.json") as f:
@@ -512,3 +512,4 @@ def test_after_the_end_nothing_is_damaged(tmp_path):
   with work_dir.work_folder(job, work_dir.alone()) as attempt:
     attempt.finish()
     raise errors.DataError("a file is gone")
+  assert not (tmp_path / "work").exists()

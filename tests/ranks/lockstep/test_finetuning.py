@@ -80,3 +80,6 @@ def test_two_ranks_equal_one(comm, at_root, tmp_path, make):
   else:
     rows = [[line.split("\t") for line in t.splitlines()] for t in texts]
     assert [r[:2] for r in rows[0]] == [r[:2] for r in rows[1]]
+    if len(rows[0][0]) > 2:  # a probability of each label, below a header
+      shares = [np.array([r[2:] for r in one[1:]], float) for one in rows]
+      np.testing.assert_allclose(*shares, atol=1e-4)
