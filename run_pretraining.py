@@ -27,8 +27,8 @@ import mixed_precision
 import modeling
 import optimization
 from checkpoints import agreement, checkpointing, metrics, run_folder, run_start
-from common import console, input_files
-from common.console import say
+from common import input_files
+from common.console import say, shown
 from common.errors import DataError
 from common.tensorflow_v1 import tf
 from config import stages
@@ -79,9 +79,7 @@ def training_task(
     source=source,
     batches=batches,
     summarize=losses,
-    headline=lambda report: (
-      f"{console.shown(report['masked_lm_accuracy'], '.1%')} right"
-    ),
+    headline=lambda row: f"{shown(row['masked_lm_accuracy'], '.1%')} right",
     positions=shape.max_seq_length,
     flops={
       "records": model_flops.total(of_record) / slices,
@@ -157,12 +155,13 @@ def losses(sums: dict) -> dict:
 
 def headline(results: dict) -> str:
   """An evaluation in one line."""
-  return "  ".join(
-    f"{short} {console.shown(results[f'{name}_loss'], '.3f')} "
-    f"({console.shown(results[f'{name}_accuracy'], '.1%')})"
-    for short, name in (("mlm", "masked_lm"), ("nsp", "next_sentence"))
-    if f"{name}_loss" in results
-  )
+  parts = []
+  for short, name in (("mlm", "masked_lm"), ("nsp", "next_sentence")):
+    if f"{name}_loss" in results:
+      loss = shown(results[f"{name}_loss"], ".3f")
+      right = shown(results[f"{name}_accuracy"], ".1%")
+      parts.append(f"{short} {loss} ({right})")
+  return "  ".join(parts)
 
 
 def evaluator(config: PretrainingConfig, comm, training=None) -> Evaluator:

@@ -221,7 +221,7 @@ def of_task(task: Mapping) -> dict[str, Any]:
 
 
 def of_vocabulary_files(files: Mapping[str, str]) -> dict[str, str]:
-  """Facts of a `tokenizer_files.named`: flag -> file."""
+  """Facts of a `named_vocabulary`: flag -> file."""
   known = {}
   for flag, path in files.items():
     known["vocabulary_kind"] = f"--{flag}"

@@ -65,7 +65,8 @@ def read(prefixes: Sequence[str], of_average: bool = False) -> Weights:
 
   `of_average`: of the averages that --average_updates keeps beside them.
   """
-  first, *others = checkpoints = [_open(p) for p in dict.fromkeys(prefixes)]
+  checkpoints = [_open(prefix) for prefix in dict.fromkeys(prefixes)]
+  first, *others = checkpoints
   shapes = _weight_shapes(first)
   for other in others:
     others_shapes = _weight_shapes(other)
@@ -82,7 +83,7 @@ def read(prefixes: Sequence[str], of_average: bool = False) -> Weights:
     arrays = []
     for checkpoint in checkpoints:
       if of_average and f"{name}/{AVERAGE}" not in checkpoint.shapes:
-        raise without_average(checkpoint.path)
+        raise no_average(checkpoint.path)
       array = checkpoint[f"{name}/{AVERAGE}" if of_average else name]
       if array.dtype.kind in "iubSUO":
         raise CheckpointError(
@@ -134,7 +135,7 @@ def _state_lines(names) -> list[str]:
   return [f"{n} slots {kind}" for kind, n in kinds.items()] + lines
 
 
-def without_average(path: str) -> CheckpointError:
+def no_average(path: str) -> CheckpointError:
   """The error of a checkpoint whose averages are asked for."""
   return CheckpointError(
     f"{path}: it has no average of weights: its training had no "

@@ -10,11 +10,7 @@ import numpy as np
 
 from checkpoints import agreement, checkpoint_files, description
 from checkpoints.checkpoint_files import Checkpoint, CheckpointError
-from checkpoints.checkpoint_weights import (
-  STATE,
-  open_checkpoint,
-  without_average,
-)
+from checkpoints.checkpoint_weights import STATE, no_average, open_checkpoint
 from checkpoints.run_start import STAGE
 from checkpoints.snapshot import SavedVariables, Snapshot
 from common.console import indented, say
@@ -261,7 +257,7 @@ class Restore:
       absent = self._variables.shapes.keys() - names
       missing = absent - optional
       if missing and all(lacking.endswith(AVERAGE) for lacking in missing):
-        raise without_average(name)
+        raise no_average(name)
       if missing:
         raise CheckpointError(
           f"{name}: cannot be resumed, it lacks {min(missing)} and "

@@ -6,13 +6,13 @@ import os
 import re
 import sys
 
-_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _others = sys.excepthook  # of a debugger, say
 
 
 def _is_whole() -> bool:
   """Whether this Python has what requirements.txt names, and TensorFlow."""
-  with open(os.path.join(_ROOT, "requirements.txt"), encoding="utf-8") as f:
+  with open(os.path.join(ROOT, "requirements.txt"), encoding="utf-8") as f:
     names = re.findall(r"^([\w.-]+)==", f.read(), re.M)
   try:
     for name in names:
@@ -29,7 +29,7 @@ def explain(kind, error, trace) -> None:
     return
   print(
     f"{os.path.basename(sys.argv[0])}: error: {error} in {sys.executable}: "
-    f"`make -C {_ROOT} env` makes the environment, if it is not there yet; "
-    f"`source {_ROOT}/.venv/bin/activate` enters it",
+    f"`make -C {ROOT} env` makes the environment, if it is not there yet; "
+    f"`source {ROOT}/.venv/bin/activate` enters it",
     file=sys.stderr,
   )

@@ -11,11 +11,11 @@ import sys
 import time
 from collections.abc import Callable
 
+from common.environment import ROOT
 from common.errors import STOP_SIGNALS, STOPPED_STATUS, UserError
 
 # horovodrun marks each line with its rank.
 _RANK_MARK = re.compile(r"^\[\d+\]<std(?:out|err)>:")
-_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # It is missing where Horovod was not built.
 HOROVODRUN = os.path.join(os.path.dirname(sys.executable), "horovodrun")
 
@@ -42,7 +42,7 @@ def end_with(parent: int, number: int) -> None:
 
 def start(command: list[str], **options) -> subprocess.Popen[str]:
   """Starts a command, from any folder; the end of this program stops it."""
-  path = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH")]))
+  path = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))
   return subprocess.Popen(
     command, env={**os.environ, "PYTHONPATH": path}, text=True,
     errors="replace", **options,

@@ -15,6 +15,7 @@ import tempfile
 import time
 
 from common.console import tell
+from common.environment import ROOT
 
 # The graph's collection of variables that a checkpoint may lack when a run
 # resumes from it: another start of the run had no use for them. They then keep
@@ -52,10 +53,9 @@ _NAMES = ("tf", "profiler")
 def _import_quietly():
   # A script of this project says what it waits for, on one rank, and not in its
   # child processes; one that only imports these modules does not.
-  root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
   script = getattr(sys.modules["__main__"], "__file__", None) or ""
   folder = os.path.dirname(os.path.abspath(script))
-  is_command = folder in (root, os.path.join(root, "tools"))
+  is_command = folder in (ROOT, os.path.join(ROOT, "tools"))
   is_first = os.environ.get("HOROVOD_RANK", "0") == "0"
   if is_command and is_first and not multiprocessing.parent_process():
     tell("starting TensorFlow ...")  # for seconds

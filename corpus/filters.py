@@ -22,11 +22,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from common import errors, input_files, json_files
+from common import environment, errors, input_files, json_files
 from corpus import text_files
 
-_ROOT = os.path.dirname(os.path.dirname(__file__))
-_FOLDER = os.path.join(_ROOT, "configs", "filters")
+_FOLDER = os.path.join(environment.ROOT, "configs", "filters")
 _TERMINAL = tuple(".?!\"'”’。？！؟۔।")
 # Between two sentences of a line; Chinese has no space there.
 _SENTENCE_BREAK = re.compile(

@@ -5,7 +5,7 @@ them. An answer is a dictionary that JSON can hold.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,9 +14,6 @@ from common.errors import DataError
 from finetuning.windows import encode_pair
 from model.tasks import Head
 from text_encoders.base import Encoder
-
-if TYPE_CHECKING:
-  from finetuning.heads import HeadInput
 
 INPUTS = ("input_ids", "input_mask", "segment_ids")
 PAIR = "|||"  # between the two texts of a pair
@@ -88,8 +85,8 @@ class Behaviour:
   def signature(self) -> str:
     return self.head.signature if self.head else "encoder"
 
-  def outputs(self, encoder: "HeadInput") -> dict:
-    """The tensors of the signature, [B, ...] by name."""
+  def outputs(self, encoder) -> dict:
+    """Tensors of the signature, [B, ...] by name, of a `heads.HeadInput`."""
     raise NotImplementedError
 
   def arrays(self, ids: Sequence[np.ndarray], context: Context) -> dict:

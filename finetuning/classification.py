@@ -28,7 +28,7 @@ PREDICTIONS_FILE = "predictions.tsv"
 # In labels in that file: separators and the escape character itself.
 _ESCAPES = str.maketrans({"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r"})
 
-_ACCURACY, _CORRELATIONS = ("accuracy",), ("pearson", "spearman")
+_CORRELATIONS = tuple(metrics.OF_NUMBERS)
 
 
 class Glue(NamedTuple):
@@ -39,7 +39,7 @@ class Glue(NamedTuple):
   label: str = "label"
   # In the order of their numbers; (): a regression, None: those in the data.
   labels: tuple | None = ("0", "1")
-  metrics: tuple = _ACCURACY  # the first one chooses the best
+  metrics: tuple = ("accuracy",)  # the first one chooses the best
   evaluation: str = "dev"  # the file to evaluate on, without .tsv
   columns: tuple | None = None  # without a header (but the test file has one)
   names: tuple = ()  # that published models give `labels` that are numbers
@@ -123,7 +123,6 @@ class ClassifierConfig(FinetuningConfig):
   # fmt: on
 
   kind: ClassVar[str] = tasks.CLASSIFIER
-  format: ClassVar[str] = "a table (.tsv, .csv, .jsonl, Parquet or Arrow)"
 
   def __post_init__(self):
     super().__post_init__()

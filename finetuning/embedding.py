@@ -20,8 +20,7 @@ from corpus import tables
 from finetuning import metrics, sides
 from finetuning.groups import Group, GroupSource, Text
 from finetuning.task import FinetuningConfig, FinetuningTask
-from model import tasks
-from model.tasks import DOCUMENT, QUERY
+from model.tasks import DOCUMENT, EMBEDDER, POOLINGS, QUERY, is_cosine
 from retrieval import beir, measures, nearest
 from retrieval.texts import is_beir
 
@@ -66,7 +65,7 @@ class EmbedderConfig(FinetuningConfig):
     "Tokens of a text of --text_column at most. 0: --max_seq_length.", low=0)
   pooling: str = _model("mean",
     "What a text's vector is: the mean of its tokens' outputs, or the output "
-    "of its first token, [CLS].", choices=tasks.POOLINGS)
+    "of its first token, [CLS].", choices=POOLINGS)
   temperature: float = _loss(0.05,
     "What cosines are divided by before the softmax.", low=0.005, high=1.0)
   both_directions: bool = _loss(False,
@@ -78,9 +77,8 @@ class EmbedderConfig(FinetuningConfig):
     "as 64,128,256: then a vector can be cut to these lengths.")
   # fmt: on
 
-  kind: ClassVar[str] = tasks.EMBEDDER
+  kind: ClassVar[str] = EMBEDDER
   inherits: ClassVar[bool] = True
-  format: ClassVar[str] = "a table (.tsv, .csv, .jsonl, Parquet or Arrow)"
 
   def __post_init__(self):
     super().__post_init__()
@@ -213,7 +211,7 @@ class Embedding(FinetuningTask):
       column = tables.column(path, rows, config.text_column, "--text_column")
       sides = ([], column) if config.simcse else (column, [])
       return Singles(path, texts, *sides, [row.line for row in rows], config)
-    cosine = tasks.is_cosine(self._geometry)
+    cosine = is_cosine(self._geometry)
     if self._by_scores:
       firsts, seconds, _, scores, names = zip(*self._pairs(path), strict=True)
       measure = functools.partial(measured_pairs, np.array(scores), cosine)

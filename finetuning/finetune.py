@@ -222,10 +222,10 @@ def _collector(
   evaluation = EvaluationBatches(fetches, source, batches, vote, comm)
   of_rank = -(-len(source) // ranks.size)  # rows
 
-  def of_all_ranks(name: str, batches: list[dict]) -> np.ndarray:
+  def of_all_ranks(output: str, fetched: list[dict]) -> np.ndarray:
     """float32 [rows, ...], in the order of the source."""
-    mine = np.zeros([of_rank, *fetches[name].shape[1:]], np.float32)
-    rows = itertools.chain.from_iterable(batch[name] for batch in batches)
+    mine = np.zeros([of_rank, *fetches[output].shape[1:]], np.float32)
+    rows = itertools.chain.from_iterable(batch[output] for batch in fetched)
     # A rank may have fewer rows, and padding may fill its last batch.
     for target, row in zip(mine, rows, strict=False):
       target[:] = row

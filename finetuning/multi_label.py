@@ -18,7 +18,9 @@ _THRESHOLD = "label_threshold"
 
 def task_of(config: ClassifierConfig) -> Classification:
   """The task of run_classifier.py that the settings ask for."""
-  return (MultiLabel if config.multi_label else Classification)(config)
+  if config.multi_label:
+    return MultiLabel(config)
+  return Classification(config)
 
 
 class MultiLabel(Classification):

@@ -28,7 +28,7 @@ class FinetuningConfig(kinds.VocabularyFiles, RunConfig):
   ends_with_best: ClassVar[bool] = True  # a random head says nothing
   length_flag: ClassVar[str] = "--num_train_epochs"
   unit: ClassVar[str] = "examples"
-  format: ClassVar[str]  # of the files
+  format: ClassVar[str] = "a table (.tsv, .csv, .jsonl, Parquet or Arrow)"
   inherits: ClassVar[bool] = False  # defaults from a model of its kind
   whose_vocabulary = " that the checkpoint was trained with"
   default_vocabulary = (
@@ -124,7 +124,7 @@ class FinetuningConfig(kinds.VocabularyFiles, RunConfig):
 
 
 class FinetuningTask:
-  """The base of all kinds of fine-tuning, which is ELECTRA's idea."""
+  """The base of all kinds of fine-tuning, as in google-research/electra."""
 
   best_by: metrics.BestBy  # which of its `results` are the best
   labels: list[str] | None = None  # of the head's rows, if they have names
@@ -177,7 +177,9 @@ class FinetuningTask:
   def outputs(self) -> int:
     """The number of the head's outputs; a regression has one."""
     fixed = BY_KIND[self.config.kind].outputs
-    return (len(self.labels or ()) or 1) if fixed is None else fixed
+    if fixed is not None:
+      return fixed
+    return len(self.labels or ()) or 1
 
   def results(self, source, outputs: dict) -> dict:
     """Metrics: name -> float. The head's `outputs` are float32 [rows, ...]."""

@@ -1,6 +1,6 @@
 """What optimizers share: slots, decay and bias correction.
 
-`adamw`, `lamb` and `muon` have the rules of a variable's update.
+`adamw`, `variable_rates` (LAMB) and `muon` have the rules of an update.
 """
 
 import math

@@ -57,9 +57,10 @@ class EmbeddingBehaviour(EncoderBehaviour):
     return {"embedding": vector}
 
   def arrays(self, ids, context):
+    pooled = self._side(context).pooled
     masks = [np.zeros_like(row) for row in ids]
     for mask in masks:
-      mask[self._side(context).pooled] = 1
+      mask[pooled] = 1
     return {tasks.POOLED: masks}
 
   def encode(self, one, context):
@@ -165,4 +166,6 @@ BEHAVIOURS: dict[str, Behaviour] = {
     EmbeddingBehaviour(),
   )
 }
-ENCODER, NEXT_SENTENCE, MASKED_LM = [*BEHAVIOURS][:3]
+ENCODER = EncoderBehaviour().signature
+NEXT_SENTENCE = tasks.NEXT_SENTENCE.signature
+MASKED_LM = tasks.MASKED_LM.signature

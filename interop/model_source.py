@@ -11,15 +11,11 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from checkpoints import (
-  agreement,
-  checkpoint_files,
-  description,
-  huggingface_folder,
-  sentence_folder,
-)
+from checkpoints import checkpoint_files, description, huggingface_folder
+from checkpoints.agreement import OF_FILES
 from checkpoints.description import Description
 from checkpoints.metrics import BEST_BY, BestBy, best_evaluation, is_of_average
+from checkpoints.sentence_folder import encoder_of
 from common.errors import UserError
 from common.model_files import TASK_FILE
 from common.settings import in_group, setting
@@ -95,7 +91,7 @@ class Source:
     known = {}
     for key, value in self.task.items():
       is_assumed = key == "do_lower_case" and self.assumed_case
-      if not (is_assumed or key in agreement.OF_FILES):
+      if not (is_assumed or key in OF_FILES):
         known[key] = value
     return known
 
@@ -196,7 +192,7 @@ def find_vocabulary(task: dict, named: dict, folder: str) -> dict[str, str]:
 
 def locate(model: str) -> Located:
   """Finds the checkpoint or export that a name means; reads its folder."""
-  path = folder = model = sentence_folder.encoder_of(model)
+  path = folder = model = encoder_of(model)
   chosen = ""
   if is_export(model):
     chosen, folder = "exported", os.path.join(model, EXTRA_FOLDER)

@@ -6,15 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from checkpoints import (
-  agreement,
-  checkpoint_files,
-  description,
-  sentence_folder,
-)
+from checkpoints import agreement, description, sentence_folder
+from checkpoints.checkpoint_files import write_weights
 from common import files, input_files, json_files
 from common.errors import UserError
-from common.files import new_folder
 from common.model_files import CONFIG_FILE, RUN_FILE, TASK_FILE, THEIR_CONFIG
 from config.bert_config import BertConfig
 from interop import model_card
@@ -97,7 +92,7 @@ def write_checkpoint(model: Model, prefix: str) -> list[str]:
         f"{path} already exists and is another model's: give --output in "
         "another folder"
       )
-  checkpoint_files.write_weights(prefix, model.values, new)
+  write_weights(prefix, model.values, new)
   paths = sorted(os.path.join(folder, name) for name in beside)
   return [f"{prefix} (for --init_checkpoint)", *paths]
 
@@ -129,7 +124,7 @@ def write_folder(
     model.task.get("multi_label", False),
   )  # fmt: skip
   tensors = huggingface_weights.to_huggingface(model.values, bert, source.path)
-  with new_folder(folder) as aside:
+  with files.new_folder(folder) as aside:
     huggingface_weights.write_tensors(aside, tensors)
     json_files.write(os.path.join(aside, THEIR_CONFIG), config)
     json_files.write(os.path.join(aside, TASK_FILE), model.task_content)

@@ -168,7 +168,7 @@ def find_origin(run: str, present: dict) -> Origin:
   if branch:
     branch = checkpoint_files.prefix_of(os.path.normpath(branch))
     if not (begun and os.path.exists(os.path.join(run, RUN_FILE))):
-      folder = branch if os.path.isdir(branch) else os.path.dirname(branch)
+      folder = description.folder_of(branch)
   about, notes = description.read(folder), []
   if begun and not branch and about.training and is_training(present):
     # Without it a cooldown would go on as an ordinary run.

@@ -11,28 +11,9 @@ from typing import NamedTuple
 import mixed_precision
 from common.tensorflow_v1 import tf
 from config.bert_config import BertConfig
-from model import kernels, weights
+from model import kernels, layers, weights
 from model.attention import Mask, attention, mask_bias
-from model.layers import (
-  BERTS_NORM,
-  LayerConfig,
-  Norm,
-  Weights,
-  activated,
-  create_initializer,
-  dense,
-  dense_weights,
-  dropout,
-  dropout_arguments,
-  dropout_site_seed,
-  gather_indexes,
-  get_shape_list,
-  layer_norm,
-  norm_weights,
-  reshape_from_matrix,
-  reshape_to_matrix,
-  site_seeds,
-)
+from model.layers import LayerConfig, Norm, Weights, get_shape_list, layer_norm
 from model.tensor_parallel import WHOLE
 from xla_patches import jit
 
@@ -55,7 +36,7 @@ def embedding_lookup(
     input_ids = tf.expand_dims(input_ids, -1)
   table = slices.get_variable(
     word_embedding_name, [vocab_size, embedding_size],
-    create_initializer(initializer_range), axis=0,
+    layers.create_initializer(initializer_range), axis=0,
   )  # fmt: skip
   flat_ids = tf.reshape(input_ids, [-1])
   rows = table.shape[0]
@@ -84,7 +65,7 @@ def embedding_postprocessor(
   use_position_embeddings=True, position_embedding_name="position_embeddings",
   initializer_range=0.02, max_position_embeddings=512, dropout_prob=0.1,
   dropout_seed=None, policy=mixed_precision.FP32, position_ids=None,
-  norm=BERTS_NORM, position_offset=0,
+  norm=layers.BERTS_NORM, position_offset=0,
 ):  # fmt: skip
   """Adds segment and position embeddings, then layer norm and dropout.
 
@@ -95,7 +76,7 @@ def embedding_postprocessor(
   without `position_ids`, whose examples are not longer.
   """
   batch_size, seq_length, width = get_shape_list(input_tensor, expected_rank=3)
-  initializer = create_initializer(initializer_range)
+  initializer = layers.create_initializer(initializer_range)
   table = functools.partial(tf.get_variable, initializer=initializer)
   output = tf.cast(input_tensor, policy.embeddings)
   if use_token_type:
@@ -134,8 +115,8 @@ def embedding_postprocessor(
     output += tf.cast(positions, policy.embeddings)
   if norm is not None:
     output = layer_norm(output, None, policy.embeddings, policy.attention, norm)
-  seed = dropout_site_seed(dropout_seed, _EMBEDDING_SITE)
-  return dropout(output, dropout_prob, seed)
+  seed = layers.dropout_site_seed(dropout_seed, _EMBEDDING_SITE)
+  return layers.dropout(output, dropout_prob, seed)
 
 
 class LayerWeights(NamedTuple):
@@ -153,9 +134,10 @@ def layer_weights(config: LayerConfig, groups: list[list[str]]) -> LayerWeights:
     deviation = bert.initializer_range
     if bert.scaled_initializer and layer.cut == "inputs":  # it ends a block
       deviation /= math.sqrt(2 * bert.num_hidden_layers)
-    kernel, bias = dense_weights(
-      layer.name, layer.inputs, layer.units, create_initializer(deviation),
-      config.slices, layer.cut, layer.has_bias,
+    kernel, bias = layers.dense_weights(
+      layer.name, layer.inputs, layer.units,
+      layers.create_initializer(deviation), config.slices, layer.cut,
+      layer.has_bias,
     )  # fmt: skip
     if bias is not None:
       bias = tf.convert_to_tensor(bias)
@@ -164,7 +146,7 @@ def layer_weights(config: LayerConfig, groups: list[list[str]]) -> LayerWeights:
   norms = []
   for scope in ("attention/output", "output"):
     with tf.variable_scope(scope):
-      norms.append(norm_weights(bert.hidden_size, Norm.of(bert)))
+      norms.append(layers.norm_weights(bert.hidden_size, Norm.of(bert)))
 
   # For a GPU one program casts and joins all of them.
   rest = [[name] for name in variables if name not in sum(groups, [])]
@@ -195,7 +177,7 @@ class Queries(NamedTuple):
     if self.positions is None:
       return rows
     by_row = [self.batch, self.length, rows.shape.as_list()[-1]]
-    return gather_indexes(tf.reshape(rows, by_row), self.positions)
+    return layers.gather_indexes(tf.reshape(rows, by_row), self.positions)
 
   def values(self, values: tf.Tensor) -> tf.Tensor:
     """[B, 1, P, ...] of [B or 1, 1, F, ...]; F = 1 stands for all tokens."""
@@ -293,7 +275,7 @@ def feed_forward_block(
       gate = tf.matmul(copied, kernel)
 
   def narrow(wide, bias, gate, gate_bias, kernel):
-    active = activated(wide, bias, bert.hidden_act, policy.gelu)
+    active = layers.activated(wide, bias, bert.hidden_act, policy.gelu)
     if gate_bias is not None:
       gate = kernels.add_bias(gate, gate_bias)
     return tf.matmul(active if gate is None else active * gate, kernel)
@@ -319,7 +301,7 @@ def _add_and_norm(
   `product` is a slice's part of the block's last matmul, without its `bias`.
   """
   output = config.slices.reduce_from_group(product)
-  seed, keep_prob = dropout_arguments(dropout_prob, seed)
+  seed, keep_prob = layers.dropout_arguments(dropout_prob, seed)
   dtype, types = config.policy.layer_norm, (output.dtype, residual.dtype)
   norm = dict(**Norm.of(config.bert).computed_in(dtype), store=reader)
   if config.bert.pre_layer_norm:
@@ -380,12 +362,12 @@ def encoder_layers(
   bert = config.bert
   input_shape = get_shape_list(input_tensor, expected_rank=3)
   batch, length, _ = input_shape
-  layers = [tf.cast(input_tensor, config.policy.attention)]
+  outputs = [tf.cast(input_tensor, config.policy.attention)]
   if residual is not None:
-    residual = reshape_to_matrix(residual)
+    residual = layers.reshape_to_matrix(residual)
   global_mask, local_mask = masks
   count = _SITES_PER_LAYER
-  seeds = site_seeds(
+  seeds = layers.site_seeds(
     dropout_seed, _EMBEDDING_SITE + 1, count * bert.num_hidden_layers
   )
   for number in range(bert.num_hidden_layers):
@@ -399,7 +381,7 @@ def encoder_layers(
     )
     # Of what was reshaped, so that every reshape is used, also when only the
     # last layer's output is wanted.
-    hidden = reshape_to_matrix(layers[-1])  # [B * S, H]
+    hidden = layers.reshape_to_matrix(outputs[-1])  # [B * S, H]
     if residual is None or not bert.pre_layer_norm:
       residual = hidden
     with tf.variable_scope("layer_%d" % number):
@@ -407,8 +389,8 @@ def encoder_layers(
       shape = input_shape
       if is_last and positions is not None:
         shape = [*get_shape_list(positions), bert.hidden_size]
-      layers.append(reshape_from_matrix(hidden, shape))
-  return layers[1:]
+      outputs.append(layers.reshape_from_matrix(hidden, shape))
+  return outputs[1:]
 
 
 # What follows has google/bert's names and arguments.
@@ -457,9 +439,9 @@ def attention_layer(
 
   def heads(tensor, length, activation, name):
     """[B * length, from or to width] -> [B, N, length, D]"""
-    initializer = create_initializer(initializer_range)
-    rows = reshape_to_matrix(tensor)
-    rows = dense(rows, width, activation, initializer, name, tf.float32)
+    initializer = layers.create_initializer(initializer_range)
+    rows = layers.reshape_to_matrix(tensor)
+    rows = layers.dense(rows, width, activation, initializer, name, tf.float32)
     shape = [batch_size, length, num_attention_heads, size_per_head]
     return tf.transpose(tf.reshape(rows, shape), [0, 2, 1, 3])
 
@@ -496,5 +478,5 @@ def transformer_model(
   )
   bert.validate()
   mask = Mask(mask_bias(attention_mask, mixed_precision.FP32))
-  layers = encoder_layers(input_tensor, None, (mask, None), LayerConfig(bert))
-  return layers if do_return_all_layers else layers[-1]
+  outputs = encoder_layers(input_tensor, None, (mask, None), LayerConfig(bert))
+  return outputs if do_return_all_layers else outputs[-1]

@@ -22,7 +22,6 @@ from config.bert_config import BertConfig
 from model import weights as w
 from model.huggingface_config import ReadConfig
 from model.huggingface_types import nearest
-from model.weights import Weight
 
 WEIGHTS_FILE = "model.safetensors"
 _SHARDS_FILE = WEIGHTS_FILE + ".index.json"
@@ -120,7 +119,7 @@ def to_huggingface(
 
 
 def _parted(
-  weights: Sequence[Weight], tensor: np.ndarray, known: ReadConfig
+  weights: Sequence[w.Weight], tensor: np.ndarray, known: ReadConfig
 ) -> Iterator[tuple[str, np.ndarray]]:
   """Our weights of Hugging Face's tensor, by name."""
   # Theirs may join several of ours along its rows, which are our columns.

@@ -15,7 +15,8 @@ SQUAD, NER, EMBEDDER = "squad", "ner", "embedder"
 # What an embedder's task.json can say: how a text's tokens become its vector,
 # how vectors are compared, and which texts have a prompt of their own.
 POOLINGS, SIMILARITIES = ("mean", "cls"), ("cosine", "dot")
-SIDES = QUERY, DOCUMENT = "query", "document"
+SIDES = ("query", "document")
+QUERY, DOCUMENT = SIDES
 
 
 def is_cosine(task: Mapping) -> bool:

@@ -21,7 +21,7 @@ class Documents(NamedTuple):
   No sentence and no document is empty.
   """
 
-  tokens: np.ndarray  # unsigned int [tokens], see corpus.token_dtype
+  tokens: np.ndarray  # unsigned int [tokens], see token_store.token_dtype
   sentence_offsets: np.ndarray  # int64 [sentences + 1], into tokens
   document_offsets: np.ndarray  # int64 [documents + 1], into sentences
 

@@ -13,9 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common import settings
 from common.errors import UserError
-from common.settings import setting
+from common.settings import check, setting
 
 # Streams of chance: the order of the words, and what a chosen token becomes.
 _ORDER_STREAM, _FATE_STREAM = np.uint64(1 << 32), np.uint64(2 << 32)
@@ -76,7 +75,7 @@ class MaskConfig:
   # fmt: on
 
   def __post_init__(self):
-    settings.check(self)
+    check(self)
     values = MaskSettings._field_defaults | self.changes
     both = {f"--{name}={values[name]}": values[name] for name in SHARES}
     if sum(both.values()) > 1:

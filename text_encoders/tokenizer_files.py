@@ -13,14 +13,9 @@ from typing import Any
 
 from tokenizers import Tokenizer, normalizers
 
-from common import files, json_files, stores
+from common import files, json_files, model_files, stores
 from common.errors import DataError, UserError
-from common.model_files import (
-  TASK_FILE,
-  THEIR_CONFIG,
-  TOKENIZER_CONFIG_FILE,
-  TOKENIZER_FILE,
-)
+from common.model_files import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from text_encoders import base, kinds, tokenizer_folder, wordpiece
 from text_encoders.tokenizer_json import HuggingFaceEncoder
 
@@ -136,7 +131,7 @@ def cases_by_file(
   if lower is not None and name != TOKENIZER_CONFIG_FILE:
     return {config: lower}
   cases: dict[str, bool | None] = {}
-  for name in (TASK_FILE, TOKENIZER_CONFIG_FILE):
+  for name in (model_files.TASK_FILE, TOKENIZER_CONFIG_FILE):
     cases[os.path.join(folder, name)] = read(folder, name).get("do_lower_case")
   normalizer = read(folder, TOKENIZER_FILE).get("normalizer")
   if os.path.basename(path) == wordpiece.WordPieceEncoder.usual_name:
@@ -237,7 +232,7 @@ def compare(encoder: base.Encoder, path: str) -> None:
   tokenizer_folder.config_of(path)  # of a class that is read at all
   # A model's type says no class here: any model may have google/bert's tokens.
   has_class = config.get("tokenizer_class")
-  model = config if has_class else read(folder, THEIR_CONFIG)
+  model = config if has_class else read(folder, model_files.THEIR_CONFIG)
   family = tokenizer_folder.family(model)
   tokenizer = read(folder, TOKENIZER_FILE)
   tokenizer["model.type"] = tokenizer.get("model", {}).get("type")

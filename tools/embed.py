@@ -49,8 +49,7 @@ class ModelSettings:
   """Which vectors a text gets; flags of all commands that embed."""
 
   # fmt: off
-  text_field: str = _text("text",
-    "Field or column that holds a record's text.", alias="text_column")
+  text_field: str = _text(*text_files.TEXT_FIELD, alias="text_column")
   id_field: str = _text("id",
     "Field or column with the name of a text. Without it a text is named by "
     "its file, and its first byte or row.")

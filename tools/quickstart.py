@@ -106,7 +106,7 @@ class Paths:
     return os.path.join(folder, f"{part}*.tfrecord")
 
   def manifest(self, part: str) -> str:
-    return os.path.join(self.root, "records", f"{part}.manifest.json")
+    return os.path.join(self.root, "records", part + data_set.MANIFEST_SUFFIX)
 
   def counts(self, part: str) -> dict:
     return data_set.Manifest.load(self.manifest(part)).counts

@@ -14,16 +14,8 @@ import random
 from collections.abc import Iterable, Iterator
 
 import sentencepiece
-from tokenizers import (
-  AddedToken,
-  Tokenizer,
-  decoders,
-  models,
-  normalizers,
-  pre_tokenizers,
-  processors,
-  trainers,
-)
+import tokenizers
+from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 
 from common import errors, files, input_files, json_files
 from common.console import counted, tell
@@ -87,9 +79,9 @@ def _merge(words: list[str], counts: dict, vocab_size: int) -> dict[str, int]:
     inside.update(word[1:])
   required = list(base.SPECIAL_TOKENS)
   required += [f"##{letter}" for letter in sorted(inside)]
-  tokenizer = Tokenizer(models.WordPiece(unk_token=base.UNK))
+  tokenizer = Tokenizer(tokenizers.models.WordPiece(unk_token=base.UNK))
   tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-  trainer = trainers.WordPieceTrainer(
+  trainer = tokenizers.trainers.WordPieceTrainer(
     vocab_size=vocab_size, special_tokens=required,
     limit_alphabet=len(set().union(*words)), show_progress=False,
   )  # fmt: skip
@@ -200,23 +192,23 @@ def train_bpe(
       f"--vocab_size={vocab_size} is too small: give {len(first)} or more, for "
       "the special tokens and all bytes"
     )
-  tokenizer = Tokenizer(models.BPE())
+  tokenizer = Tokenizer(tokenizers.models.BPE())
   tokenizer.normalizer = normalizers.NFC()
   if do_lower_case:
     steps = [normalizers.NFC(), normalizers.Lowercase()]
     tokenizer.normalizer = normalizers.Sequence(steps)
   tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-  tokenizer.decoder = decoders.ByteLevel()
+  tokenizer.decoder = tokenizers.decoders.ByteLevel()
   special = []
   for token in base.SPECIAL_TOKENS:
     special.append(AddedToken(token, lstrip=token == base.MASK, special=True))
-  trainer = trainers.BpeTrainer(
+  trainer = tokenizers.trainers.BpeTrainer(
     vocab_size=vocab_size, special_tokens=special, initial_alphabet=letters,
     show_progress=False,
   )  # fmt: skip
   tokenizer.train_from_iterator(lines, trainer)
   cls, sep = (base.CLS, 2), (base.SEP, 3)
-  tokenizer.post_processor = processors.BertProcessing(sep, cls)
+  tokenizer.post_processor = tokenizers.processors.BertProcessing(sep, cls)
   files.write(path, tokenizer.to_str(pretty=True).encode())
 
 

@@ -5,9 +5,9 @@ import shlex
 import sys
 from collections.abc import Iterator
 
+from common.environment import ROOT
 from model.tasks import BY_KIND, LABELS, PRETRAINING
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _LENGTH = 128  # --max_seq_length of fine-tuning
 NO_FOLDER = (
   "no Hugging Face folder can be written of this model: {} (see "

@@ -3,7 +3,7 @@
 import dataclasses
 
 from checkpoints import agreement, description, run_start
-from checkpoints.agreement import MODEL, NEW_RUN, RUN, STAGE
+from checkpoints.agreement import NEW_RUN, STAGE
 from checkpoints.restore import of_encoder
 from common.console import say, tell
 from common.errors import UserError
@@ -109,7 +109,7 @@ def facts_of(config, plan=None, data: dict | None = None) -> dict:
 def check_run(config, plan, before: description.Description) -> None:
   """Raises `UserError` unless it is the model and, with a plan, the run."""
   was, now, keep = before.facts(), facts_of(config), ""
-  scopes = (MODEL, RUN) if plan else (MODEL,)
+  scopes = agreement.scopes(bool(plan))
   last = before.training
   if plan and last and last["flags"].get("lr_scaling") == config.lr_scaling:
     # With another number of ranks the learning rate would be another one.

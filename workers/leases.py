@@ -181,8 +181,10 @@ class Watch:
     self._seen[name] = beat, since, changed
     if self._looks - since > LOST_BEATS:
       return False
+    if is_locked is not None:
+      return is_locked
     # One look at a file of another machine shows no change, so no life.
-    return changed or None if is_locked is None else is_locked
+    return changed or None
 
 
 @contextlib.contextmanager
