@@ -277,8 +277,7 @@ def build_train_ops(
   local = accumulate(gradients, sums, micro_batches, exchange.slices)
   pairs = exchange.sum_over_ranks(local)
   reduced, (kept, filled), nonfinite, totals = local.totals(exchange.comm, sums)
-  own, _ = zip(*local.pairs, strict=True)
-  summed, _ = zip(*pairs, strict=True)
+  own, summed = (next(zip(*p, strict=True)) for p in (local.pairs, pairs))
   waiting = exchange.comm.seconds_between(own, [*summed, reduced])
 
   # Unscale. A dropped micro-batch leaves the mean of the others.

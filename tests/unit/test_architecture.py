@@ -1,10 +1,11 @@
-"""The import picture of ARCHITECTURE.md, held against the code."""
+"""The layers and sizes of ARCHITECTURE.md, held against the code."""
 
 import ast
 import functools
 import pathlib
 import re
 import subprocess
+import sys
 
 ROOT = pathlib.Path(__file__).parents[2]
 # From below to above: a module imports from its own layer and from lower ones.
@@ -124,6 +125,32 @@ def product_files():
 def test_all_files_have_a_layer():
   rooms = {name.split("/")[0].removesuffix(".py") for name in product_files()}
   assert rooms == set.union(*LAYERS)
+
+
+def test_layers_are_those_of_the_page():
+  """Its table's rows in order; a row may have several layers."""
+  page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+  table = page.split("| folder | holds |\n|---|---|\n")[1].split("\n\n")[0]
+  row_of = {}
+  for number, row in enumerate(table.splitlines()):
+    for name in re.findall(r"`(\w+)(?:/|\.py)`", row.split("|")[1]):
+      row_of[name] = number
+  aside = {"benchmarks", "configs", "docker", "docs", "research", "tests"}
+  assert row_of.keys() - aside == set.union(*LAYERS[:-1])
+  rows = [row_of[name] for names in LAYERS[:-1] for name in names]
+  assert rows == sorted(rows)
+
+
+def test_what_checks_flags_loads_no_tensorflow():
+  """As ARCHITECTURE.md says, so that a wrong flag costs no seconds."""
+  names = [name for name in MODULES if name.startswith("config.")]
+  names += ["checkpoints.description", "interop.model_source"]
+  names += ["interop.run_settings"]
+  code = f"import sys, {', '.join(names)}\nprint('tensorflow' in sys.modules)"
+  done = subprocess.run(
+    [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True
+  )
+  assert done.stdout == "False\n", done.stderr
 
 
 def test_imports_have_no_circle():

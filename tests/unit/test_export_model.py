@@ -215,13 +215,19 @@ def test_it_is_written_whole_or_not_at_all(answers, tmp_path, monkeypatch):
     inference.export(model, source, f"{tmp_path}/out/1")
 
 
-def test_bf16_is_near(answers):
+def test_bf16_is_near(answers, tmp_path):
+  """And what is written of it answers as it does."""
   source = model_source.find(answers["classifier"][0])
   arrays = arrays_of(batches()["a"])
   fp32, bf16 = (
     inference.open_checkpoint(source, precision=p).run("classifier", arrays)
     for p in ("fp32", "bf16")
   )
+  model, folder = inference.open_checkpoint(source, precision="bf16"), "out/1"
+  inference.export(model, source, str(tmp_path / folder))
+  written = inference.open_model(model_source.find(str(tmp_path / folder)))
+  logits = written.run("classifier", arrays)["logits"]
+  np.testing.assert_allclose(logits, bf16["logits"], atol=1e-5)
   assert bf16["logits"].dtype == np.float32
   difference = np.abs(fp32["logits"] - bf16["logits"]).max()
   assert 0 < difference < 0.1 * np.abs(fp32["logits"]).max()

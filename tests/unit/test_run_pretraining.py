@@ -787,6 +787,17 @@ def test_init_checkpoint_reports_loaded_missing_and_unused(
   assert runs.metrics(run, "global_step") == [1]
 
 
+def test_early_stopping(tiny_run, tmp_path):
+  """The first evaluation after an update is the best, and two are no better."""
+  settings = dict(
+    do_eval=True, eval_every_steps=1, early_stopping_evaluations=2,
+    learning_rate=1e-30,
+  )  # fmt: skip
+  for _ in range(2):  # the same command trains no further
+    training = runs.pretrain(tiny_run, tmp_path, **settings)["training"]
+    assert training["stopped_early"] and training["global_step"] == 3
+
+
 def test_records_made_again_are_noticed(packed_run, tmp_path, capsys):
   (tiny, _), folder = packed_run, tmp_path / "run"
   said = lambda: description.read(str(folder))

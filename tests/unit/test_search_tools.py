@@ -89,6 +89,27 @@ def test_vectors_are_those_of_the_texts(
   assert not [*folder.glob("v.npy.*")]
 
 
+def test_a_stopped_one_goes_on(folder, expected, monkeypatch):
+  """With the chunks that it has made, and none of them once more."""
+  monkeypatch.setattr(embed, "_CHUNK", 2)
+  opened, made = embed.EmbedSettings.open, []
+
+  def stopping(settings, model):
+    made.append(model)
+    if len(made) == 3:
+      raise KeyboardInterrupt
+    return opened(settings, model)
+
+  monkeypatch.setattr(embed.EmbedSettings, "open", stopping)
+  with pytest.raises(KeyboardInterrupt):
+    make_vectors(folder, "s.npy", "t.txt")
+  assert not (folder / "s.npy").exists()
+  make_vectors(folder, "s.npy", "t.txt")
+  assert len(made) == 3 + 2  # of four chunks the first two were kept
+  vectors = np.load(folder / "s.npy")
+  np.testing.assert_allclose(vectors, expected, atol=1e-5)
+
+
 def test_parquet_has_ids_and_empty_texts_are_counted(folder, expected):
   parquet = pytest.importorskip("pyarrow.parquet")
   empty = '{"id": 7, "body": ""}\n'
@@ -186,8 +207,9 @@ def test_vectors_of_two_models_are_two_plans(folder, tmp_path, monkeypatch):
 @pytest.mark.parametrize("label", ["no", "yes", None])
 def test_a_reranker_orders_the_first(folder, capsys, label):
   """By what the pairs' model says of the query and each text, in this order."""
-  flags = dict(query="a b", rerank=str(folder / "pairs"), rerank_depth=4)
-  (plain,) = found(capsys, folder, query="a b", top_k=4)
+  own = dict(query="a b", documents="t.tsv")
+  flags = dict(rerank=str(folder / "pairs"), rerank_depth=4, **own)
+  (plain,) = found(capsys, folder, top_k=4, **own)
   (new,) = found(capsys, folder, top_k=6, rerank_label=label, **flags)
   assert {n for n, _ in new[:4]} == {n for n, _ in plain}
   values = [score for _, score in new]
@@ -309,6 +331,37 @@ def test_negatives_are_mined(folder, embedder, tmp_path):
   ):
     with pytest.raises(UserError, match=message):
       mined(**wrong)
+
+
+@pytest.mark.parametrize("form", ["tsv", "csv", "beir"])
+def test_negatives_are_mined_of_each_form(folder, tmp_path, form):
+  """The same as of JSON lines: of all texts those of the pairs."""
+  pairs = PAIRS[2:]  # of different anchors
+  lines = [json.dumps(dict(anchor=a, positive=p)) for a, p in pairs]
+  (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
+  mark = "\t" if form == "tsv" else ","
+  rows = [f"{a}{mark}{p}\n" for a, p in [("anchor", "positive"), *pairs]]
+  (tmp_path / f"pairs.{form}").write_text("".join(rows))
+  if form == "beir":
+    (tmp_path / "pairs.beir").unlink()
+    (tmp_path / "pairs.beir").mkdir()
+    corpus = [{"_id": p, "title": "", "text": p} for _, p in pairs]
+    queries = [{"_id": f"to {p}", "text": a} for a, p in pairs]
+    qrels = [f"to {p}\t{p}\t1\n" for _, p in pairs]
+    test_retrieval.write(
+      tmp_path / "pairs.beir", corpus, queries,
+      test_retrieval.HEADER + "".join(qrels),
+    )  # fmt: skip
+  results = []
+  for name in ("jsonl", form):
+    settings = mine_negatives.MiningSettings(
+      input=str(tmp_path / f"pairs.{name}"), corpus=str(folder / "t.txt"),
+      output=str(tmp_path / f"{name}.out.jsonl"), relative_margin=0.0,
+      split="test",
+    )  # fmt: skip
+    mine_negatives.mine(settings, str(folder / "model"))
+    results.append((tmp_path / f"{name}.out.jsonl").read_text())
+  assert results[0] == results[1] != ""
 
 
 def test_the_margin_is_a_share_of_the_similarity():
