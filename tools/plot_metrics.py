@@ -199,9 +199,10 @@ def plot(run_dirs: Sequence[str], output: str, title: str = "") -> None:
   figure.legend(handles, names, loc="outside lower center")
   figure.suptitle(_drawable(title))
   page = io.BytesIO() if output.endswith(".html") else None
+  form = "svg" if page else output.rpartition(".")[2]
   try:
     with files.naming(output):
-      figure.savefig(page or output, format="svg" if page else None, dpi=120)
+      figure.savefig(page or output, format=form, dpi=120)
   except ValueError as e:  # of the format that the name ends in
     raise UserError(f"--output={output}: {e}") from e
   if page:

@@ -180,7 +180,7 @@ cp "$(dirname "$0")/installs" "$3/bin/python"
 
 def installed(variant):
   """What a kind of environment is made of; the compiler is looked for first."""
-  lists = f"{variant} horovod text tests".split()
+  lists = f"{variant} horovod text search tests".split()
   files = " ".join(f"-r {name}.txt" for name in lists)
   check = f"horovod check-{variant}"
   return [check, f"pip {files} -c constraints.txt", f"horovod {variant}"]

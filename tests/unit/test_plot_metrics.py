@@ -156,6 +156,7 @@ def test_the_name_says_the_format(tmp_path):
   for folders, output, words in (
     ([run, str(tmp_path / "b")], "c.png", "no metrics.jsonl with reports"),
     ([run], "c.xyz", r"--output=\S*c\.xyz: .*png"),
+    ([run], "curve", r"--output=\S*curve: .*png"),
   ):
     with pytest.raises(errors.UserError, match=words):
       plot_metrics.plot(folders, f"{tmp_path}/{output}")
