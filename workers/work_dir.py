@@ -6,6 +6,7 @@ worker joins the newest attempt of its own plan, or begins one.
 """
 
 import contextlib
+import glob
 import os
 import shutil
 import tempfile
@@ -102,9 +103,12 @@ class Attempt:
     with contextlib.suppress(FileNotFoundError):  # another was the last
       open(os.path.join(run, str(worker.number)), "wb").close()
       alive, _ = self._watch.look()
-      if len(os.listdir(run)) >= worker.size and not alive:
+      if len(os.listdir(run)) >= worker.size:
         os.rename(run, run + _ASIDE)  # works for one of them only
-        _delete(self.path)
+        shutil.rmtree(run + _ASIDE)
+        runs = glob.escape(os.path.dirname(run))
+        if not (alive or glob.glob(f"{runs}/*/*")):  # or another run waits
+          _delete(self.path)
     with contextlib.suppress(OSError):  # it holds a newer attempt
       os.rmdir(os.path.dirname(self.path))
 

@@ -513,3 +513,16 @@ def test_after_the_end_nothing_is_damaged(tmp_path):
     attempt.finish()
     raise errors.DataError("a file is gone")
   assert not (tmp_path / "work").exists()
+
+
+def test_a_helper_that_leaves_last_keeps_the_end_for_late_workers(tmp_path):
+  """Else the second of an array would make all again."""
+  job = work_dir.Job(str(tmp_path / "work"), {"a": 1}, "--out")
+  begun = []
+  with work_dir.work_folder(job, work_dir.alone()):
+    with work_dir.work_folder(job, work_dir.Worker("a", 0, 2)) as attempt:
+      attempt.finish()
+  with work_dir.work_folder(job, work_dir.Worker("a", 1, 2)) as attempt:
+    attempt.stop_if_over()
+    begun.append(attempt)
+  assert not begun and not (tmp_path / "work").exists()
