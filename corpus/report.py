@@ -34,7 +34,7 @@ class Summary(NamedTuple):
   removed: dict[str, int]  # documents by reason
   lines_removed: int  # that recur
   filtered: dict  # `filters.Counts`
-  passed: dict = {}  # those of text that looks like no prose, but was kept
+  passed: dict = {}  # those of text that looks like no prose, but passed
   # Of two near-duplicates: similarity, names, and texts where they differ.
   pair: Sequence[str] = ()
   problem: str = ""  # why there is no corpus
@@ -76,7 +76,7 @@ class Summary(NamedTuple):
       _table("Removed documents", ("reason", "documents", "share"), removed),
       _table("Lines that recur", ("removed",), [(f"{self.lines_removed:,}",)]),
       _table("Filters", ("filter", "lets pass", *heads), filtered),
-      _table("Kept, but no prose", ("what", "", *heads), passed),
+      _table("Passed the filters, but no prose", ("what", "", *heads), passed),
     ]
     if pairs:
       tables.append(_table(title, ("document", "where they differ"), pairs))

@@ -207,10 +207,10 @@ def prepare(
     "files": states,
     "corpus": settings.corpus,
     "evaluation_sets": settings.decontaminate,
-    "dry_run": settings.dry_run,
     "version": _PLAN_VERSION,
   }
-  aside = settings.output(cleaning.TRAIN).work_folder()
+  name = cleaning.REPORT if settings.dry_run else cleaning.TRAIN
+  aside = settings.output(name).work_folder()
   job = work_dir.Job(aside, plan, "--output_dir", settings.output_dir)
   return share(make, job, worker, settings.workers.num_workers)
 

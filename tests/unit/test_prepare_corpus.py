@@ -1,6 +1,7 @@
 """Corpus preparation on the user's own files; nothing is fetched."""
 
 import concurrent.futures
+import dataclasses
 import gzip
 import json
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import types
 import zipfile
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -338,6 +340,22 @@ def test_a_dry_run_reads_the_first_part_of_a_compressed_file(
   page = (tmp_path / "out" / "report.html").read_text()
   read = re.search(r"<h2>Input.*?>([0-9]+)<", page, re.S)[1]
   assert 0 < int(read) < 20
+
+
+def test_a_dry_run_leaves_unfinished_work(tmp_path, monkeypatch):
+  (tmp_path / "a.txt").write_text("\n\n".join(map(prose_of, range(40))))
+  settings = settings_of(tmp_path, corpus=f"{tmp_path}/a.txt")
+  with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    stop = mock.Mock(side_effect=KeyboardInterrupt)
+    patched.setattr(prepare_corpus, "_publish", stop)
+    prepare_corpus.prepare(settings)
+  files = lambda: sorted((tmp_path / "out/train.txt.unfinished").rglob("*"))
+  before = files()
+  assert len(before) > 5
+  prepare_corpus.prepare(dataclasses.replace(settings, dry_run=True))
+  assert files() == before and (tmp_path / "out/report.html").exists()
+  prepare_corpus.prepare(settings)
+  assert not files() and (tmp_path / "out/train.txt").exists()
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
