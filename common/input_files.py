@@ -192,7 +192,7 @@ def format_of(path: str) -> Format:
     if head.removeprefix(_MARK_OF_UTF8).lstrip().startswith(b"{"):
       rest = content.readline(MAX_RECORD_BYTES)
       line = (head + rest).removeprefix(_MARK_OF_UTF8).lstrip().split(b"\n")[0]
-      with contextlib.suppress(ValueError):
+      with contextlib.suppress(ValueError, RecursionError):
         json.loads(line)
         return Format.JSON_LINES
   return Format.JSON if ending(path) == ".json" else Format.TEXT

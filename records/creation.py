@@ -83,7 +83,7 @@ def create(
   # All that decides the bytes: a command with the same plan resumes.
   plan = dataclasses.asdict(settings) | {
     "files": states,
-    "tokenizer": dataclasses.asdict(info),
+    "tokenizer": dataclasses.asdict(info) | encoder.config(),
     "version": _PLAN_VERSION,
   }
   del plan["workers"]

@@ -230,7 +230,8 @@ class WordPieceEncoder(base.Encoder):
   def __init__(self, vocab_file: str, do_lower_case: bool):
     super().__init__(vocab_file, do_lower_case)
     try:
-      tokens = _tokens_of(input_files.read(vocab_file).decode(), vocab_file)
+      text = input_files.read(vocab_file).decode("utf-8-sig")
+      tokens = _tokens_of(text, vocab_file)
     except UnicodeDecodeError as e:
       raise DataError(f"{vocab_file}: not a vocabulary in UTF-8: {e}") from e
     vocab = self._set_vocabulary(tokens, base.SPECIAL_BY_ROLE, tokens)

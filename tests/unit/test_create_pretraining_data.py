@@ -3,6 +3,7 @@
 import dataclasses
 import gzip
 import itertools
+import json
 import math
 import multiprocessing
 import os
@@ -606,6 +607,28 @@ def test_text_of_another_encoding(tmp_path, make_of, make):
   assert got.manifest.counts == want.manifest.counts
   del made["train.manifest.json"]
   assert contents(tmp_path / "out").items() > made.items()
+
+
+def test_unfinished_work_is_of_all_files_of_a_tokenizer(
+  tmp_path, texts, bpe_file, capfd
+):
+  """Also of those beside it, which say what becomes of a text."""
+  path = tmp_path / "tokenizer" / "tokenizer.json"
+  path.parent.mkdir()
+  shutil.copy(bpe_file, path)
+  settings = settings_of(
+    tmp_path, input_file=texts, tokenizer_file=str(path), vocab_file=None
+  )
+  for prefix, is_other in ((True, False), (True, False), (False, True)):
+    config = {"add_prefix_space": prefix}
+    (path.parent / "tokenizer_config.json").write_text(json.dumps(config))
+    capfd.readouterr()
+    with pytest.MonkeyPatch.context() as patch:
+      stop_after(patch, creation._Creation, "publish", 0)
+      with pytest.raises(Stopped):
+        creation.create(settings)
+    said = capfd.readouterr().err
+    assert ("(tokenizer): deleted it" in said) == is_other
 
 
 def test_a_vocabulary_that_changes_meanwhile(tmp_path, letters):

@@ -93,6 +93,7 @@ FORMATS = {
   "JSON": (FORMAT.JSON, b'{\n "data": []\n}', "a.json"),
   "a list": (FORMAT.JSON, b'[{"a": 1}]', "a.json"),
   "braces": (FORMAT.TEXT, b"{exit} A king.\n", "a part-0 a.md"),
+  "braces in braces": (FORMAT.TEXT, b'{"a":' * 99999, "a part-0 a.md"),
   "nothing": (FORMAT.EMPTY, b"", "a.jsonl _SUCCESS a.csv.gz a.gz a.json"),
   "nothing inside": (FORMAT.EMPTY, gzip.compress(b""), "a a.csv _x"),
   "tables": (FORMAT.PARQUET, KINDS["parquet"][0], "a.txt part-0"),
