@@ -109,6 +109,7 @@ FIXED = {
       "label_separator", "word_column",
       "tokens_field", "tags_field", "n_best_size", "max_answer_length",
       "null_score_diff_threshold", "score_column", "simcse",
+      "negative_columns",
     ),
     Fixed(RUN, _SAME_RUN, FINETUNED),
   ),

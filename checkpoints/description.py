@@ -56,6 +56,7 @@ _TASK = {
   "prompts?": {f"{side}?": str for side in SIDES}, "similarity?": SIMILARITIES,
   "matryoshka_dims?": [int], "query_length?": int, "simcse?": bool,
   "text_column?": str, "text_pair_column?": str, "score_column?": (str, None),
+  "negative_columns?": [str],
 }  # fmt: skip
 
 

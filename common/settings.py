@@ -181,7 +181,7 @@ def check(settings) -> None:
   used: dict[str, Setting] = {}
   for _, one in _declared(type(settings)):
     # None is a dataclass, which has checked itself.
-    if one and getattr(settings, one.name) not in (None, one.default):
+    if one and getattr(settings, one.name) not in (None, one.default, []):
       used[one.name] = one
   for one in used.values():
     if one.needs and one.needs not in used:

@@ -160,12 +160,10 @@ def numbers(
   return values
 
 
-def lists(
-  path: str, rows: Sequence[Row], name: str, flag: str
-) -> list[list[str]]:
+def lists(path: str, rows: Sequence[Row], name: str) -> list[list[str]]:
   """Values as texts or lists of texts, of which empty ones are left out.
 
-  `DataError` if no row has the column, or one has another value there.
+  `DataError` for another value; a row may lack the column.
   """
   values = []
   for row in rows:
@@ -178,6 +176,4 @@ def lists(
       ) from e
     texts = value if isinstance(value, list) else [value]
     values.append([text for text in texts if text and text.strip()])
-  if not any(name in row.values for row in rows):
-    column(path, rows, name, flag)  # says so
   return values

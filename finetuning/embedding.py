@@ -284,7 +284,12 @@ class Embedding(FinetuningTask):
     """Each row's negatives."""
     negatives: list[list[str]] = [[] for _ in rows]
     for name in self.config.negative_columns:
-      lists = tables.lists(path, rows, name, "--negative_columns")
+      if not any(name in row.values for row in rows):
+        if path == self.config.train_file:
+          tables.column(path, rows, name, "--negative_columns")  # says so
+        self._notes.append(f"{path}: has no {name!r} of --negative_columns")
+        continue
+      lists = tables.lists(path, rows, name)
       for of_row, texts in zip(negatives, lists, strict=True):
         of_row += texts
     others = [key for key in rows[0].values if key.startswith("negative")]
@@ -346,6 +351,7 @@ class Embedding(FinetuningTask):
       "matryoshka_dims": config.dims,
       "text_column": config.text_column,
       "text_pair_column": config.text_pair_column,
+      "negative_columns": list(config.negative_columns),
       "score_column": config.score_column,
       "simcse": config.simcse,
     }

@@ -67,7 +67,8 @@ class GroupSource(PackedRecords):
     self.reads_first_tokens = config.pooling == "cls"
     super().__init__(path, groups, totals, records, limits.tokens, cut)
     self.texts = max(map(len, sizes_of))
-    self.slots *= self.texts
+    # Two at least: a row has positions of its own, and may be longer than all.
+    self.slots = max(2, self.slots * self.texts)
     self._columns = self._laid_out(row_of)
 
   def _laid_out(self, row_of: dict[int, list[int]]) -> GroupBatch:

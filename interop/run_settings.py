@@ -131,6 +131,11 @@ def configured(
     scopes = agreement.scopes(trains)
     agreement.agree(before, flags, origin.about.folder, scopes)
     defaults |= task
+  if origin.continues and not trains and origin.about.training:
+    # As the best checkpoint was chosen by.
+    was = origin.about.training["flags"]
+    for name in ("average_updates", "evaluate_average"):
+      defaults[name] = was.get(name)
   bert, of_bert = _bert(kind, defaults | values, origin, records)
   named = {
     "bert_config_file": bert, "init_checkpoint": origin.init,

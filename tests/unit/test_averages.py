@@ -7,13 +7,15 @@ import pytest
 import resuming
 import runs
 from conversions import convert, read, refused
-from finetuning_runs import maker, run
+from finetuning_runs import command_line, maker, run
 
 from checkpoints import metrics
 from checkpoints.checkpoint_files import CheckpointError
 from config import stages
+from config.pretraining import PretrainingConfig
 from finetuning import classification
 from gradients import spikes
+from interop import run_settings
 
 KEPT = dict(
   save_checkpoints_steps=1, keep_checkpoints=99, lr_schedule="constant"
@@ -127,6 +129,27 @@ def test_turned_on_and_off(tiny_run, tmp_path):
   runs.assert_equal(values(parts, 5, "/average"), values(parts, 5))
   runs.pretrain(tiny_run, parts, num_train_steps=13, **averaging, **KEPT)
   assert_averaged(parts, 20, 13, first=5)
+
+
+def test_a_command_that_does_not_train_has_the_average_too(tiny_run, tmp_path):
+  """By which the run chose its best checkpoint; unless a flag says others."""
+  runs.pretrain(
+    tiny_run, tmp_path, num_train_steps=2, num_warmup_steps=0,
+    average_updates=20, evaluate_average=True, do_eval=True,
+  )  # fmt: skip
+
+  def flags(**given):
+    values = command_line(
+      PretrainingConfig, input_file=tiny_run[1], output_dir=str(tmp_path),
+      do_eval=True, max_seq_length=32, max_predictions_per_seq=5, **given,
+    )  # fmt: skip
+    read = PretrainingConfig.read_flags(values)
+    config, _ = run_settings.configured(PretrainingConfig, *read)
+    return config.average_updates, config.evaluate_average
+
+  assert flags() == (20, True)
+  assert flags(evaluate_average=False) == (20, False)
+  assert flags(do_train=True) == (0, False)
 
 
 def test_it_is_evaluated_and_exported(tiny_run, tmp_path):

@@ -1,5 +1,6 @@
 """Trainings of run_embedder.py: one update, however it is cut."""
 
+import dataclasses
 import json
 
 import finetuning_runs
@@ -10,6 +11,7 @@ import trained
 
 from checkpoints import metrics
 from common.errors import DataError, UserError
+from finetuning import embedding as embedding_task
 from finetuning.embedding import EmbedderConfig
 from interop import embedding, run_settings
 from training import train_loop
@@ -172,6 +174,50 @@ def test_a_new_training_has_the_inputs_of_its_embedder(tmp_path, letters):
   assert inputs() == ["ab ", False, "mean", 24]
   changes = dict(query_prompt="", include_prompt=True, max_seq_length=16)
   assert inputs(**changes) == ["", True, "mean", 16]
+
+
+def test_negatives_are_those_of_the_run(embed, tmp_path):
+  """Of an evaluation alone, too; a table without them has none."""
+  folder = tmp_path / "out"
+  trained_with = run(embed(folder, do_eval=True, **NEGATIVES))["evaluation"]
+  saved = json.loads((folder / "task.json").read_text())
+  assert saved["negative_columns"] == ["negative"]
+  values = finetuning_runs.command_line(
+    EmbedderConfig, do_eval=True, eval_file=str(tmp_path / "b.jsonl"),
+    output_dir=str(folder), eval_batch_size=16, xla="off",
+  )  # fmt: skip
+  read = EmbedderConfig.read_flags(values)
+  config, _ = run_settings.configured(EmbedderConfig, *read)
+  task = embedding_task.Embedding(config)
+  assert run(task)["evaluation"] == pytest.approx(trained_with)
+  rows = map(json.loads, (tmp_path / "b.jsonl").read_text().splitlines())
+  pairs = [{"anchor": r["anchor"], "positive": r["positive"]} for r in rows]
+  plain = tmp_path / "plain.jsonl"
+  plain.write_text("\n".join(map(json.dumps, pairs)))
+  task = embedding_task.Embedding(
+    dataclasses.replace(config, eval_file=str(plain))
+  )
+  assert run(task)["evaluation"]["examples"] < trained_with["examples"]
+  task = embed(tmp_path / "x", negative_columns=("negative", "no"))
+  with pytest.raises(UserError, match="has no 'no'.*by --negative_columns"):
+    _ = task.training_set
+
+
+def test_a_text_may_have_all_positions_of_a_model(tmp_path, letters):
+  """They are no multiple of 8, as a row's tokens are."""
+  embed = finetuning_runs.maker(
+    "embed", tmp_path, letters, max_position_embeddings=100
+  )
+  folder, text = tmp_path / "out", " ".join("a" * 98)
+  (tmp_path / "long.jsonl").write_text(json.dumps({"anchor": text}) + "\n")
+  task = embed(
+    folder, max_seq_length=100, num_train_epochs=1.0, do_predict=True,
+    predict_file=str(tmp_path / "long.jsonl"),
+  )  # fmt: skip
+  run(task)
+  want = embedding.open_embedder(str(folder)).embed([text], "query")
+  vectors = np.load(folder / "vectors.npy")
+  np.testing.assert_allclose(vectors, want, atol=1e-5)
 
 
 def test_simcse_is_evaluated_on_pairs(embed, tmp_path):
