@@ -8,7 +8,7 @@ from common.errors import DataError
 from common.model_files import CONFIG_FILE, TASK_FILE, THEIR_CONFIG
 from config.bert_config import BertConfig
 from model import huggingface_config, huggingface_weights, tasks, weights
-from text_encoders import kinds, tokenizer_files, tokenizer_folder
+from text_encoders import base, kinds, tokenizer_files, tokenizer_folder
 from text_encoders.tokenizer_json import HuggingFaceEncoder
 from text_encoders.wordpiece import WordPieceEncoder
 
@@ -48,15 +48,20 @@ def vocabularies(folder: str, task: dict) -> dict[str, str]:
 
 
 def _inputs_of_others(
-  task: str, bert: BertConfig, tokenizer: str | None
+  folder: str, task: str, bert: BertConfig, tokenizer: str | None
 ) -> dict[str, bool]:
   """What others train on as their tokenizer gives it, if it gives nothing."""
   lacks = {}
   if task == tasks.NER:
     lacks["space_before_words"] = False
-  if tokenizer and bert.type_vocab_size > 1:
+  if bert.type_vocab_size > 1:
     with contextlib.suppress(DataError):  # who opens it says what is wrong
-      if not tokenizer_folder.has_segments(tokenizer_folder.read(tokenizer)):
+      config = tokenizer_files.read(folder, base.TOKENIZER_CONFIG_FILE)
+      names = config.get("model_input_names")
+      gives = not names or "token_type_ids" in names
+      if gives and tokenizer:
+        gives = tokenizer_folder.has_segments(tokenizer_folder.read(tokenizer))
+      if not gives:
         lacks["segment_ids"] = False
   return lacks
 
@@ -101,7 +106,9 @@ def read_task(folder: str, saved: dict) -> tuple[dict, list[str]]:
       )
   tokenizer = vocabularies(folder, saved).get(HuggingFaceEncoder.flag)
   if not saved:
-    in_files |= _inputs_of_others(in_files["task"], known.config, tokenizer)
+    in_files |= _inputs_of_others(
+      folder, in_files["task"], known.config, tokenizer
+    )
   for key, value in in_files.items():
     if saved.get(key, value) != value:
       raise DataError(

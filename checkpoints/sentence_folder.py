@@ -32,10 +32,13 @@ _LENGTH = {
   "max_seq_length?": (int, None), "do_lower_case?": bool,
   "transformer_task?": "feature-extraction",
   "module_output_name?": "token_embeddings",
+  "query_length?": None, "document_length?": None, "query_expansion?": None,
+  "processing_kwargs?": None,
 }  # fmt: skip
 _SETTINGS = {
   "prompts?": dict, "default_prompt_name?": (str, None),
   "similarity_fn_name?": (str, None), "model_type?": "SentenceTransformer",
+  "truncate_dim?": None,
 }  # fmt: skip
 # The names of a document's prompt; the first that is not empty counts.
 _DOCUMENTS = DOCUMENT, "passage", "corpus"

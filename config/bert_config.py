@@ -253,7 +253,9 @@ class BertConfig:
     unused: list[str] = []
     if self.global_attn_every_n_layers == 1:
       unused += "local_attention", "local_rope_theta"
-    if self.position_type != "rotary":
+    if self.position_type == "rotary":
+      unused.append("position_offset")
+    else:
       unused += "global_rope_theta", "local_rope_theta"
     if not self.mlm_head:
       unused.append("classifier_bias")

@@ -21,6 +21,7 @@ from text_encoders.tokenizer_json import HuggingFaceEncoder
 
 _FORM = {
   **tokenizer_folder.FORM, "never_split?": (list, None),
+  "model_input_names?": ([str], None),
   "added_tokens?": ([{"id": int, "content": str}], None),
   "normalizer?": (dict, None), "model?": {"type?": str, "vocab?": (dict, list)},
 }  # fmt: skip

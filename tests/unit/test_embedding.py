@@ -303,6 +303,8 @@ def changed(folder, file, **keys):
     ("sentence_bert_config.json", {"max_seq_length": "x"}, "max_seq_length"),
     ("sentence_roberta_config.json", {"do_lower_case": True}, "lower_case"),
     (f"config_{LIBRARY}.json", {"model_type": "SparseEncoder"}, "model_type"),
+    (f"config_{LIBRARY}.json", {"truncate_dim": 8}, "truncate_dim"),
+    ("sentence_bert_config.json", {"query_length": 8}, "query_length"),
   ],
 )
 def test_what_is_not_known_is_refused_by_name(

@@ -3,6 +3,7 @@
 `test_modern_parity.py` holds the numbers against transformers'.
 """
 
+import json
 import shutil
 
 import numpy as np
@@ -338,7 +339,7 @@ def test_keys_that_nothing_reads_make_no_other_model():
   config = lambda **keys: BertConfig.from_dict({**EURO, **keys})
   for keys in (
     {"classifier_bias": False}, {"local_rope_theta": 3.0},
-    {"local_attention": 4},
+    {"local_attention": 4}, {"position_offset": 1},
   ):  # fmt: skip
     assert config(**keys).differences(config()) == []
   every = {"global_attn_every_n_layers": 3}
@@ -487,6 +488,12 @@ def test_a_folder_has_the_segments_that_its_tokenizer_gives(tmp_path):
   tokenizer_files.write_tokenizer(str(folder), encoder, 64)
   task, _ = huggingface_folder.read_task(str(folder), {})
   assert "segment_ids" not in task
+  # transformers gives no ids of segments to a model whose files do not ask.
+  path = folder / "tokenizer_config.json"
+  names = {"model_input_names": ["input_ids", "attention_mask"]}
+  path.write_text(json.dumps(json.loads(path.read_text()) | names))
+  task, _ = huggingface_folder.read_task(str(folder), {})
+  assert task["segment_ids"] is False
 
 
 def test_roformer_turns_the_neighbours_that_are_halves_here():
