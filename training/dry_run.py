@@ -225,17 +225,18 @@ def _measured(job: Job, size: int) -> Measured:
     session.run(tf.local_variables_initializer())
     here = {v.op.name: _mb(v.shape) for v in tf.global_variables()}
     weights = sum(here[v.op.name] for v in ops.variables)
+    stores = sum(_mb(v.shape) for v in tf.local_variables())  # of gradients
     moments = "moments and averages" if config.average_updates else "moments"
     parts = {
       "weights": weights,
-      "gradients": weights + sum(_mb(v.shape) for v in tf.local_variables()),
+      "gradients": weights + stores,
       moments: sum(here.values()) - weights,
     }
     gpus = [d for d in session.list_devices() if d.device_type == "GPU"]
     if not gpus:
-      # What the process has by now, besides variables. Gradients come later.
+      # What the process has by now, besides all variables.
       now = psutil.Process().memory_info().rss / _MB
-      parts["TensorFlow and the graph"] = now - sum(here.values())
+      parts["TensorFlow and the graph"] = now - sum(here.values()) - stores
     micro_seconds, update_seconds = _times(session, ops, plan.accumulation)
     parameters: dict[str, int] = {}
     for variable in ops.variables:
