@@ -563,8 +563,8 @@ def finetuning_sums(losses, correct, batch) -> FinetuningSums:
   """A head's sums: losses and correct are float32 [B, E], of a packed batch."""
   loss, right, weight = weighted_sums(losses, correct, batch.weights)
   # A row that only fills up the batch has no example, so no tokens.
-  is_row = tf.cast(batch.weights[:, :1] > 0, tf.float32)
-  tokens = tf.cast(batch.input_mask > 0, tf.float32) * is_row
+  is_row = tf.reduce_any(batch.weights > 0, axis=1, keepdims=True)
+  tokens = tf.cast((batch.input_mask > 0) & is_row, tf.float32)
   examples = tf.cast(batch.weights > 0, tf.float32)
   return FinetuningSums(
     loss, weight, tf.reduce_sum(examples), tf.reduce_sum(tokens), right

@@ -23,7 +23,8 @@ def _correlation(name: str, targets, predicted) -> float:
   from scipy import stats
 
   # SciPy warns and gives NaN, which no best checkpoint can be chosen by.
-  if len(targets) < 2 or np.ptp(targets) == 0 or np.ptp(predicted) == 0:
+  varies = len(targets) > 1 and np.ptp(targets) and np.ptp(predicted)
+  if not varies or not np.isfinite(varies):
     return 0.0
   return float(getattr(stats, name)(targets, predicted).statistic)
 

@@ -20,7 +20,7 @@ from config.bert_config import BertConfig
 from config.pretraining import PretrainingConfig
 from model import attention
 from model.tasks import BY_KIND
-from model.weights import dense_layers
+from model.weights import QUERY, dense_layers
 
 
 class Matmul(NamedTuple):
@@ -75,14 +75,16 @@ def _layer(
 ) -> list:
   """Layer `number`, of which each row computes `queries` of its tokens."""
   matmuls = []
+  block = attention.block_of(bert, tokens) if bert.is_local(number) else None
   for layer in dense_layers(bert):
-    of_row = tokens if layer.of_all_tokens else queries
+    # Blocks have all tokens as queries, of which some are read.
+    is_of_all = layer.of_all_tokens or (block and layer.name == QUERY)
+    of_row = tokens if is_of_all else queries
     dtype = getattr(policy, layer.part)
     matmuls += dense(1, rows * of_row, layer.inputs, layer.units, dtype)
   size, dtype = bert.head_size, policy.attention
   # For each head of a row: matrices of scores, their rows and columns.
   count, keys = 1, tokens
-  block = attention.block_of(bert, tokens) if bert.is_local(number) else None
   if block:
     count, queries, keys = -(-tokens // block), block, 3 * block
   count *= rows * bert.num_attention_heads

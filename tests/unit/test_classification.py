@@ -70,6 +70,8 @@ def test_metrics():
   for metric, *labels, value in SCORED:
     right, predicted = (np.array([*map(int, digits)]) for digits in labels)
     assert metric(right, predicted) == pytest.approx(value)
+  # What a training gives that has diverged.
+  assert metrics.pearson(np.arange(3.0), np.array([np.nan, 0, 1])) == 0.0
 
 
 def test_f1_goes_by_the_labels_of_the_task():

@@ -2,6 +2,7 @@
 
 import json
 import math
+import types
 from pathlib import Path
 
 import numpy as np
@@ -890,3 +891,14 @@ GOOGLE_BERTS_NAMES = """
 @pytest.mark.parametrize("name", GOOGLE_BERTS_NAMES.split())
 def test_modeling_has_google_berts_names(name):
   assert callable(getattr(modeling, name))
+
+
+def test_tokens_of_a_row_count_unless_it_only_fills_up_a_batch():
+  """Also where its first example has no weight, as a window without words."""
+  batch = types.SimpleNamespace(
+    weights=tf.constant([[0.0, 2.0], [0.0, 0.0]]),
+    input_mask=tf.constant([[1, 1, 2, 0], [1, 1, 0, 0]]),
+  )
+  sums = modeling.finetuning_sums(tf.zeros([2, 2]), tf.zeros([2, 2]), batch)
+  with tf.Session() as session:
+    assert session.run([sums.tokens, sums.examples]) == [3.0, 1.0]

@@ -231,14 +231,23 @@ def differentiated(columns, bert, sampling=None):
   return sums
 
 
+LOCAL = dict(global_attn_every_n_layers=2, local_attention=4)
+
+
 @pytest.mark.parametrize(
-  "examples_per_record, sampled, pooling",
-  [(1, 0, "pooler"), (3, 40, "pooler"), (3, 0, "cls"), (3, 0, "mean")],
+  "examples_per_record, sampled, pooling, more",
+  [
+    (1, 0, "pooler", {}),
+    (3, 40, "pooler", {}),
+    (3, 0, "cls", {}),
+    (3, 0, "mean", {}),
+    (1, 0, "pooler", LOCAL),
+  ],
 )
 def test_model_flops_are_those_of_the_graph(
-  examples_per_record, sampled, pooling
+  examples_per_record, sampled, pooling, more
 ):
-  keys = {"hidden_act": "relu", "classifier_pooling": pooling}
+  keys = {"hidden_act": "relu", "classifier_pooling": pooling, **more}
   bert = modeling.BertConfig(**TINY, **keys)
   shape = record_shape.RecordShape(32, 5, 100, examples_per_record)
   fixed = jit.mode("off", fixed_shapes=True)
