@@ -218,7 +218,8 @@ class _HorovodComm(Comm):
     # No GPU for this session on the host: another one holds it.
     config = tf.ConfigProto(device_count={"GPU": 0})
     with tf.Graph().as_default(), tf.Session(config=config) as session:
-      return session.run(self.allgather(tf.constant(values[None]), name=None))
+      fed = tf.placeholder(values.dtype, [1, *values.shape])  # of any size
+      return session.run(self.allgather(fed, name=None), {fed: values[None]})
 
 
 def init(num_threads: int = 0, tensor_parallel: int = 1) -> Comm:
