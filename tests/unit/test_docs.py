@@ -1,4 +1,4 @@
-"""The documents: links, names of files, line numbers and examples hold."""
+"""The documents: links, names of files, flags and examples hold."""
 
 import collections
 import contextlib
@@ -263,13 +263,15 @@ def test_quoted_messages_are_in_the_sources(page):
 
 @pytest.mark.slow
 def test_the_commands_of_the_readme_paste(tmp_path):
-  """All its `sh` blocks in order, as they are, but `make test` (this is it)."""
+  """Its `sh` blocks in order, but `make test` (this is it), then a search's."""
   for path in tracked():
     if (ROOT / path).is_file():
       (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
       shutil.copy2(ROOT / path, tmp_path / path)
   (tmp_path / ".venv").symlink_to((ROOT / ".venv").resolve())
-  blocks = re.findall(r"^```sh\n(.*?)^```", read("README.md"), re.M | re.S)
+  blocks = []
+  for page in ("README.md", "docs/search.md"):
+    blocks += re.findall(r"^```sh\n(.*?)^```", read(page), re.M | re.S)
   # The environment is there: make must not make it again.
   script = """set -euo pipefail
 make() { [ "$1" = test ] || command make -o .venv/.ready "$@"; }
