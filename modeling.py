@@ -98,6 +98,8 @@ class BertModel:
       config, layout.attention_mask, input_mask, layout.position_ids,
       [batch_size, seq_length], policy,
     )  # fmt: skip
+    if is_training and dropout_seed is None:  # one, which recomputing has, too
+      dropout_seed = tf.random.uniform([2], 0, tf.int32.max, tf.int32)
     seed = hashed_seed(dropout_seed)
     layer = LayerConfig(config, policy, tuple(recompute), slices)
     self.positions = positions

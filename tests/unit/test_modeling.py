@@ -902,3 +902,14 @@ def test_tokens_of_a_row_count_unless_it_only_fills_up_a_batch():
   sums = modeling.finetuning_sums(tf.zeros([2, 2]), tf.zeros([2, 2]), batch)
   with tf.Session() as session:
     assert session.run([sums.tokens, sums.examples]) == [3.0, 1.0]
+
+
+def test_without_a_seed_one_is_drawn_which_recomputing_has_too():
+  bert = modeling.BertConfig(**{**TINY, "hidden_dropout_prob": 0.1})
+  with tf.Graph().as_default() as graph:
+    ids = tf.zeros([2, 8], tf.int32)
+    model = modeling.BertModel(bert, True, ids, recompute=("layer",))
+    tf.gradients(model.get_sequence_output(), tf.trainable_variables())
+    types = [op.type for op in graph.get_operations()]
+    drawn = [kind for kind in types if kind.startswith("RandomUniform")]
+  assert len(drawn) == 1
