@@ -181,7 +181,8 @@ class RunConfig:
     low=0, needs="do_eval")
   evaluate_average: bool = _eval(False,
     "Evaluate, and predict with, the average of the weights in their place. "
-    "The best checkpoint is then chosen by the average.",
+    "The best checkpoint is then chosen by the average. A command that does "
+    "not train has this flag, and --average_updates, as --output_dir's run.",
     needs="average_updates")
   early_stopping_evaluations: int = _eval(0,
     "Evaluations in a row without a new best result after which training "

@@ -2,11 +2,14 @@
 
 import dataclasses
 import math
+import re
+import subprocess
 import sys
 import types
 
 import pytest
 import runs
+from samples import write_config
 
 from common import errors
 from common.errors import UserError
@@ -129,6 +132,29 @@ def test_the_screen():
   large = dataclasses.replace(job, plan=plan_of_four(1000))
   screen = "\n".join(dry_run.lines(large, measured))
   assert "DOES NOT FIT" in screen and "1,000 records (from 8), MB" in screen
+
+
+@pytest.mark.slow
+def test_stores_of_gradients_are_counted_once(tmp_path):
+  """102 MB, of an update of two micro-batches: no part of the graph."""
+  config = write_config(tmp_path / "c.json", vocab_size=400_000, hidden_size=64)
+  parts = []
+  for micro_batch in (8, 4):
+    done = subprocess.run(
+      [
+        sys.executable, "run_pretraining.py", "--dry_run", "--xla=off",
+        f"--bert_config_file={config}", "--max_seq_length=32",
+        "--max_predictions_per_seq=5", "--global_batch_size=8",
+        f"--train_batch_size={micro_batch}",
+      ],
+      cwd=runs.ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    row = r"gradients +([\d,]+)\n.*\n +TensorFlow and the graph +([\d,]+)\n"
+    numbers = re.search(row, done.stderr).groups()
+    parts.append([int(number.replace(",", "")) for number in numbers])
+  (gradients, graph), (more_gradients, same_graph) = parts
+  assert more_gradients - gradients > 90
+  assert abs(same_graph - graph) < 40
 
 
 def test_a_child_that_takes_too_much_is_ended():
