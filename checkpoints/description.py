@@ -139,7 +139,10 @@ class Description:
   @property
   def data(self) -> dict:
     """What the training up to `step` read, as in run.json, or {}."""
-    return self.start_of(self.step).get("data") or {}
+    data = self.start_of(self.step).get("data")
+    for start in reversed(self.starts):  # of a start without a plan
+      data = data or start["data"]
+    return data or {}
 
   @property
   def tokenizer(self) -> TokenizerInfo | None:
