@@ -135,7 +135,7 @@ def configured(
     # As the best checkpoint was chosen by.
     was = origin.about.training["flags"]
     for name in ("average_updates", "evaluate_average"):
-      defaults[name] = was.get(name)
+      defaults[name] = was.get(name, getattr(kind, name))
   bert, of_bert = _bert(kind, defaults | values, origin, records)
   named = {
     "bert_config_file": bert, "init_checkpoint": origin.init,
