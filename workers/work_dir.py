@@ -95,9 +95,9 @@ class Attempt:
     json_files.write(os.path.join(self.path, _END), end)
 
   def leave(self, worker: Worker) -> None:
-    """Deletes the work; the last worker of its run deletes the attempt."""
+    """Deletes the work; the last worker of all runs deletes the attempt."""
     _delete_work(self.path)
-    # Plan and end stay until the last worker of the run has come: a late one
+    # Plan and end stay until the last worker of each run has come: a late one
     # must see that nothing is left to do.
     run = _run_folder(self.path, worker)
     with contextlib.suppress(FileNotFoundError):  # another was the last
