@@ -8,6 +8,7 @@ belong. Unfinished work is in a folder beside the output.
 
 import dataclasses
 import functools
+import hashlib
 import os
 import time
 from typing import NamedTuple
@@ -80,10 +81,12 @@ def create(
       )
     return Summary(manifest, settings.manifest_path, seconds, kept)
 
+  files = sorted(encoder.files(info.file).items())
+  digest = hashlib.sha256(repr(files).encode()).hexdigest()
   # All that decides the bytes: a command with the same plan resumes.
   plan = dataclasses.asdict(settings) | {
     "files": states,
-    "tokenizer": dataclasses.asdict(info) | encoder.config(),
+    "tokenizer": dataclasses.asdict(info) | {"files": digest},
     "version": _PLAN_VERSION,
   }
   del plan["workers"]

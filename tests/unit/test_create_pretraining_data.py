@@ -14,6 +14,7 @@ import unicodedata
 import numpy as np
 import pytest
 import runs
+import tokenizer_folders
 from samples import (
   LETTERS,
   contents,
@@ -629,6 +630,29 @@ def test_unfinished_work_is_of_all_files_of_a_tokenizer(
         creation.create(settings)
     said = capfd.readouterr().err
     assert ("(tokenizer): deleted it" in said) == is_other
+
+
+def test_unfinished_work_is_of_the_merges_of_a_vocabulary(
+  tmp_path, texts, capfd
+):
+  folder = tmp_path / "tokenizer"
+  tokenizer_folders.write(folder, "roberta, vocab.json alone")
+  settings = settings_of(
+    tmp_path,
+    input_file=texts,
+    tokenizer_file=f"{folder}/vocab.json",
+    vocab_file=None,
+  )
+  merges = folder / "merges.txt"
+  for is_other in (False, True):
+    with pytest.MonkeyPatch.context() as patch:
+      stop_after(patch, creation._Creation, "publish", 0)
+      with pytest.raises(Stopped):
+        creation.create(settings)
+    said = capfd.readouterr().err
+    assert ("(tokenizer): deleted it" in said) == is_other
+    *others, _ = merges.read_text().splitlines()
+    merges.write_text("\n".join(others))
 
 
 def test_a_vocabulary_that_changes_meanwhile(tmp_path, letters):
