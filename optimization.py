@@ -236,8 +236,8 @@ def train_ops(
     plan.stage.first_update,
   )
   if config.average_updates:
-    first = max(plan.stage.first_update, plan.cooldown_start)
-    most = min(config.eval_every_steps or plan.updates, plan.updates - first)
+    own = plan.updates - plan.first_update
+    most = min(config.eval_every_steps or plan.updates, own)
     average = averages.Averages(config.average_updates, most)
     with tf.control_dependencies([ops.update]):
       applied = tf.logical_not(ops.skipped)

@@ -134,8 +134,13 @@ class TrainingPlan:
 
   def progress(self, update):
     """How far `update`, from 0, is in this run, stage or cooldown: 0 to 1."""
-    first = max(self.stage.first_update, self.cooldown_start)
+    first = self.first_update
     return (update - first) / max(1, self.updates - first - 1)
+
+  @property
+  def first_update(self) -> int:
+    """With which this run, stage or cooldown begins, from 0."""
+    return max(self.stage.first_update, self.cooldown_start)
 
   @property
   def total_examples(self) -> int:
