@@ -63,10 +63,7 @@ class SampledLogits(NamedTuple):
     bias = kernels.gather_rows(self.bias, ids)
     number = self.sampling.number
     others = tf.matmul(self.hidden, rows[:number], transpose_b=True)
-    hidden = tf.cast(self.hidden, policy.losses)
-    right = tf.cast(rows[number:], policy.losses)
-    own = tf.reduce_sum(hidden * right, axis=1)
-    own += tf.cast(bias[number:], policy.losses)
+    own = self._logits(rows[number:], bias[number:], policy.losses)
     weighted = bias[:number] + log_weights
     result = kernels.sampled_cross_entropy(
       others, weighted, own, classes, labels, dtype=policy.losses
@@ -76,7 +73,12 @@ class SampledLogits(NamedTuple):
   def at(self, labels):
     """float32 [n]: the logits of n int labels, with the bias."""
     labels = tf.cast(tf.reshape(labels, [-1]), tf.int32)
-    rows = tf.cast(kernels.gather_rows(self.table, labels), self.hidden.dtype)
-    rows = tf.cast(rows, tf.float32)  # as exact as the losses' logits
-    logits = tf.reduce_sum(tf.cast(self.hidden, tf.float32) * rows, axis=1)
-    return logits + kernels.gather_rows(self.bias, labels)
+    rows = kernels.gather_rows(self.table, labels)
+    bias = kernels.gather_rows(self.bias, labels)
+    return self._logits(rows, bias, tf.float32)
+
+  def _logits(self, rows, bias, dtype):
+    """`dtype` [n]: of each row of `hidden` with its row of the table."""
+    rows = tf.cast(tf.cast(rows, self.hidden.dtype), dtype)
+    products = tf.cast(self.hidden, dtype) * rows
+    return tf.reduce_sum(products, axis=1) + tf.cast(bias, dtype)
