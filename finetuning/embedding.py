@@ -74,7 +74,8 @@ class EmbedderConfig(FinetuningConfig):
     excludes=("score_column",))
   matryoshka_dims: tuple = _loss((),
     "Add up the losses of the first numbers of the vectors, so many each, such "
-    "as 64,128,256: then a vector can be cut to these lengths.")
+    "as 64,128,256: then a vector can be cut to these lengths. Name the whole "
+    "length, too.")
   # fmt: on
 
   kind: ClassVar[str] = EMBEDDER

@@ -24,8 +24,9 @@ from config.bert_config import BertConfig
 from config.stages import Growth
 from model import weights
 
-# Of which power of the gradient a slot is. Other slots are like their weight.
-_POWERS = {"adam_m": 1, "muon_m": 1, "powersgd_error": 1, "adam_v": 2}
+# Of which power of the gradient a slot is, by its name's ending. Others are
+# like their weight.
+_POWERS = {"m": 1, "error": 1, "v": 2}
 _LAYER = re.compile(r"(?<=/encoder/layer_)\d+")
 
 
@@ -78,7 +79,8 @@ class Grown:
     if list(value.shape) == shape:
       return value
     weight, slot = self._parts(name)
-    summed, power = self._summed_axis(weight), _POWERS.get(slot, 0)
+    summed = self._summed_axis(weight)
+    power = _POWERS.get(slot.rpartition("_")[2], 0)
     added = np.subtract(shape, value.shape)
     grown = np.pad(value, np.stack([0 * added, added], 1), "wrap")
     random = np.random.default_rng(zlib.crc32(weight.encode()))

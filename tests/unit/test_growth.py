@@ -150,7 +150,7 @@ def test_moments_are_those_of_the_larger_models_gradients():
   """A unit's copies share its gradient; a third of the width has two copies."""
   small = bert()
   large = bert(hidden_size=48, num_attention_heads=3)
-  slots = {"adam_m": 1, "muon_m": 1, "powersgd_error": 1, "adam_v": 2}
+  slots = {"adam_m": 1, "new_m": 1, "powersgd_error": 1, "adam_v": 2}
   values, grown = grown_of(small, large, slots=slots)
   copies = np.array([2] * 16 + [1] * 16 + [2] * 16)
   tiled = np.arange(48) % 32
