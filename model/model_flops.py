@@ -139,45 +139,26 @@ def finetuning(
   return [*encoder(bert, policy, rows, tokens, read), *of_head]
 
 
-def pretraining(
-  bert: BertConfig,
-  policy,
-  rows: int,
-  shape,
-  sampled_softmax: int = 0,
-  predicted=None,
+def of_run(
+  config: PretrainingConfig, rows: int, shape, masked: int | None = None
 ) -> list:
   """`modeling.pretraining_model` on `rows` records of `shape`, a `RecordShape`.
 
-  With a softmax over all words, or over `sampled_softmax` of them, at
-  `predicted` positions of all rows together; None: at all P of each.
+  With `masked` tokens to predict; None: as many as there is room for.
   """
-  masked = rows * shape.max_predictions_per_seq
-  predicted = masked if predicted is None else predicted
-  classes = sampled_softmax or bert.vocab_size
+  bert, policy = config.stage_bert, mixed_precision.policy_of(config)
+  most = rows * shape.max_predictions_per_seq
+  if masked is None or config.xla not in execution.VARIED:
+    masked = most  # all positions have logits
+  classes = config.sampled_softmax or bert.vocab_size
   firsts = shape.examples_per_record if shape.next_sentence else 0
   read, hidden = shape.max_predictions_per_seq + firsts, bert.hidden_size
   if shape.next_sentence and bert.pools_all_tokens:
     read = 0
   matmuls = encoder(bert, policy, rows, shape.max_seq_length, read)
   if bert.mlm_head:
-    matmuls += dense(1, masked, hidden, hidden, policy.heads)
-  matmuls += dense(1, predicted, hidden, classes, policy.heads)
+    matmuls += dense(1, most, hidden, hidden, policy.heads)
+  matmuls += dense(1, masked, hidden, classes, policy.heads)
   if shape.next_sentence:
     matmuls += pooled(bert, policy, rows, shape.max_seq_length, firsts, 2)
   return matmuls
-
-
-def of_run(
-  config: PretrainingConfig, rows: int, shape, masked: int | None = None
-) -> list:
-  """`pretraining` of a `PretrainingConfig` on `rows` records of `shape`.
-
-  With `masked` tokens to predict; None: as many as there is room for.
-  """
-  if config.xla not in execution.VARIED:
-    masked = None  # all positions have logits
-  policy = mixed_precision.policy_of(config)
-  return pretraining(
-    config.stage_bert, policy, rows, shape, config.sampled_softmax, masked
-  )

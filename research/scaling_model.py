@@ -24,13 +24,13 @@ import math
 import os
 import re
 import statistics
+import types
 from collections.abc import Sequence
 
 import numpy as np
 import scipy.optimize
 from absl import flags
 
-import mixed_precision
 from benchmarks.network import slow_network
 from common import errors
 from config.bert_config import BertConfig
@@ -148,11 +148,12 @@ class Setting:
     shape = record_shape.RecordShape(
       self.seq_length, self.predictions, self.bert.vocab_size
     )
-    return model_flops.total(
-      model_flops.pretraining(
-        self.bert, mixed_precision.FP32, self.micro_batch, shape
-      )
-    )
+    config = types.SimpleNamespace(
+      stage_bert=self.bert, precision="fp32", precision_policy=(),
+      sampled_softmax=0, xla="off",
+    )  # fmt: skip
+    matmuls = model_flops.of_run(config, self.micro_batch, shape)
+    return model_flops.total(matmuls)
 
   def factors(self, shape) -> tuple:
     """Numbers of a gradient that leave in PowerSGD's first and second round."""

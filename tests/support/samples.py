@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import shutil
+import types
 
 import numpy as np
 from absl import flags
@@ -32,6 +33,14 @@ def write_config(path, **changes):
   """Writes a tiny BERT config; returns the path as a string."""
   path.write_text(json.dumps({**TINY, **changes}))
   return str(path)
+
+
+def fp32_run(bert, sampled_softmax=0):
+  """What `model_flops.of_run` reads of a run's config."""
+  return types.SimpleNamespace(
+    stage_bert=bert, precision="fp32", precision_policy=(),
+    sampled_softmax=sampled_softmax, xla="off",
+  )  # fmt: skip
 
 
 def write_vocabulary(path, tokens):

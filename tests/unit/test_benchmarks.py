@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 import runs
+import samples
 
-import mixed_precision
 import modeling
 from benchmarks import reading
 from benchmarks import step as bench_step
@@ -19,7 +19,7 @@ def test_model_flops_of_bert_base():
   """Hand-worked: 6 x weights x tokens, and 12 B S^2 H a layer of attention."""
   bert = modeling.BertConfig(vocab_size=30522)
   shape = record_shape.RecordShape(128, 20, 30522, examples_per_record=3)
-  matmuls = model_flops.pretraining(bert, mixed_precision.FP32, 8, shape)
+  matmuls = model_flops.of_run(samples.fp32_run(bert), 8, shape)
   read = 20 + 3  # positions of the last layer that the heads read
   weights = 11 * (4 * 768**2 + 2 * 768 * 3072) * 8 * 128
   weights += 2 * 768**2 * 8 * 128  # the last layer's keys and values

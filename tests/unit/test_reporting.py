@@ -9,6 +9,7 @@ import types
 import numpy as np
 import pytest
 import runs
+import samples
 from samples import TINY, fake_records, write_config, write_records
 
 import input_pipeline
@@ -256,7 +257,7 @@ def test_model_flops_are_those_of_the_graph(
     columns = input_pipeline.fake_batch(shape, 4)
     differentiated(columns, bert, sampling or None)
     found = matmul_flops(graph)
-  want = model_flops.pretraining(bert, mixed_precision.FP32, 4, shape, sampled)
+  want = model_flops.of_run(samples.fp32_run(bert, sampled), 4, shape)
   assert found == model_flops.total(want) + UNREAD.get(pooling, 0)
 
 
