@@ -4,20 +4,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from records import instances
+
 
 def join(tokenizer, *texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   """int32 ids and segments of one text or two in the tokenizer's template.
 
   That is [CLS] a [SEP] or [CLS] a [SEP] b [SEP] if the tokenizer is BERT's.
   """
-  first, *rest = tokenizer.template(len(texts))
-  parts = [first]
-  for text, after in zip(texts, rest, strict=True):
-    parts += [text, after]
-  ids = np.concatenate(parts).astype(np.int32)
-  segments = np.zeros(len(ids), np.int32)
-  segments[sum(map(len, parts[:3])) :] = 1
-  return ids, segments
+  ids, segments = instances.join(texts, tokenizer.template(len(texts)))
+  return ids.astype(np.int32), segments.astype(np.int32)
 
 
 def encode_pair(tokenizer, max_seq_length: int, *texts: np.ndarray) -> tuple:

@@ -170,28 +170,20 @@ def sequences(
 
 
 def join(
-  tokens: np.ndarray,
-  ranges: Sequence[tuple[int, int]],
-  around: Sequence[np.ndarray],
+  texts: Sequence[np.ndarray], around: Sequence[np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
   """The tokens of [CLS] A [SEP] B [SEP] ..., and their segments.
 
-  Both [n], without padding; the first like `tokens`, the second uint8: 0 for A
+  Both [n], without padding; the first like `texts`, the second uint8: 0 for A
   and [CLS], 1 for B and so on in turn, each with its [SEP]. `around` are the
-  special tokens before all ranges, and after each.
+  special tokens before all texts, and after each.
   """
-  size = len(around[0])
-  for (start, end), after in zip(ranges, around[1:], strict=True):
-    size += end - start + len(after)
-  ids, segments = np.empty(size, tokens.dtype), np.zeros(size, np.uint8)
-  begin = len(around[0])
-  ids[:begin] = around[0]
-  for number, (start, end) in enumerate(ranges):
-    after = around[number + 1]
-    first = begin + end - start
-    stop = first + len(after)
-    ids[begin:first] = tokens[start:end]
-    ids[first:stop] = after
-    segments[begin:stop] = number % 2
-    begin = stop
+  parts, ends = [around[0]], [len(around[0])]
+  for text, after in zip(texts, around[1:], strict=True):
+    parts += text, after
+    ends.append(ends[-1] + len(text) + len(after))
+  ids = np.concatenate(parts, dtype=texts[0].dtype, casting="unsafe")
+  segments = np.zeros(len(ids), np.uint8)
+  for number in range(1, len(texts), 2):
+    segments[ends[number] : ends[number + 1]] = 1
   return ids, segments

@@ -167,7 +167,8 @@ def _block_examples(
     for ranges, is_random_next in cut:
       # Each document of a sequence ends as the first one does.
       around = [before, *(afters * len(ranges) if is_mlm else afters)]
-      ids, segments = instances.join(documents.tokens, ranges, around)
+      texts = [documents.tokens[start:end] for start, end in ranges]
+      ids, segments = instances.join(texts, around)
       examples.append(_Example(ids, segments, is_random_next))
   return examples
 

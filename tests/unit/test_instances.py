@@ -175,9 +175,8 @@ def test_truncation_takes_from_both_ends():
 
 def test_sequences_by_hand():
   tokens = np.arange(100, 120, dtype=np.int32)
-  ids, segments = instances.join(
-    tokens, [(1, 3), (7, 8), (9, 10)], [[2], [3], [3], [3]]
-  )
+  texts = [tokens[1:3], tokens[7:8], tokens[9:10]]
+  ids, segments = instances.join(texts, [[2], [3], [3], [3]])
   assert ids.tolist() == [2, 101, 102, 3, 107, 3, 109, 3]
   assert segments.tolist() == [0, 0, 0, 0, 1, 1, 0, 0]
   assert ids.dtype == tokens.dtype
@@ -219,7 +218,8 @@ def test_sequences_hold_every_token_once(lengths, length, short):
   sizes, tokens = [], []
   for ranges, _ in made:
     around = [[-1], *[[-2]] * len(ranges)]
-    ids, segments = instances.join(documents.tokens, ranges, around)
+    texts = [documents.tokens[start:end] for start, end in ranges]
+    ids, segments = instances.join(texts, around)
     ends = np.flatnonzero(ids == -2) + 1
     assert ids[0] == -1 and len(ends) == len(ranges) and ends[-1] == len(ids)
     assert set(np.flatnonzero(np.diff(segments)) + 1) == set(ends[:-1])
