@@ -159,8 +159,11 @@ def check_models(bert: BertConfig, items) -> None:
         )
 
 
-def configs(base) -> list:
-  """The `PretrainingConfig` of each stage, without its end."""
+def configs(base, ended: int = 0) -> list:
+  """The `PretrainingConfig` of each stage, without its end.
+
+  The first `ended` ones have ended, perhaps on other ranks.
+  """
   by_time = bool(base.max_train_minutes)
   if {"time_share" in item for item in base.stages} != {by_time}:
     raise UserError(
@@ -180,6 +183,8 @@ def configs(base) -> list:
   for number, item in enumerate(base.stages):
     flags = {name: item[name] for name in _FLAGS if name in item}
     flags["stage"] = number
+    if number < ended:  # it is not built again
+      flags["tensor_parallel"] = 1
     masks = {name: item[name] for name in _MASKS if name in item}
     if "global_batch_size" in item:
       flags["global_batch_size"] = item["global_batch_size"][1]
@@ -217,7 +222,7 @@ class Stages:
     `plan_of`: config -> the plan of its batch, whose updates do not count, and
     the mean of real tokens in a record.
     """
-    self._base, self.configs = base, configs(base)
+    self._base, self.configs = base, configs(base, begun.number)
     # By number, as if each were the run's first stage.
     self._plans: dict[int, training_plan.TrainingPlan] = {}
     for number in range(begun.number, len(self.configs)):

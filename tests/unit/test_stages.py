@@ -473,6 +473,17 @@ def test_a_stage_that_has_ended_needs_no_records(
     runs.pretrain(tiny_run, tmp_path / "new", **given)
 
 
+def test_slices_need_suit_no_stage_that_has_ended(tiny_run, tmp_path):
+  given = staged(
+    {"num_train_steps": 2, "sampled_softmax": 8},
+    {"num_train_steps": 3, "sampled_softmax": 0},
+  )
+  config = runs.config(tiny_run, tmp_path, tensor_parallel=2, **given)
+  with pytest.raises(UserError, match="stage 1: .*sampled_softmax"):
+    stages.configs(config, 0)
+  assert [c.tensor_parallel for c in stages.configs(config, 1)] == [1, 2]
+
+
 def test_a_dry_run_plans_no_stage_after_the_last_update(
   tiny_run, tmp_path, monkeypatch, capsys
 ):
