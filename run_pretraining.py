@@ -12,6 +12,7 @@ that was stopped.
 """
 
 import contextlib
+import dataclasses
 import functools
 import gc
 
@@ -170,7 +171,8 @@ def evaluator(config: PretrainingConfig, comm, training=None) -> Evaluator:
   source = input_pipeline.open_records(files, config, comm, training=False)
   if not training:
     run_start.check_vocabulary(config, source.describe())
-    bert = run_start.evaluated_bert(config, comm)
+    newest = run_start.evaluated_bert(config, comm)
+    bert = dataclasses.replace(config, bert=newest).bert  # with its checks
   else:
     # Of all stages: held-out text must be in none of them.
     bert, trained = config.stage_bert, [*training.paths]

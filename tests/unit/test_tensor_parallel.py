@@ -7,10 +7,14 @@ import numpy as np
 import pytest
 import runs
 
+import run_pretraining
+from checkpoints import run_start
 from common.errors import UserError
 from common.tensorflow_v1 import tf
+from config.bert_config import BertConfig
 from config.exchange_config import AllreduceConfig
 from gradients import distributed
+from gradients.distributed import Comm
 from model import kernels, tensor_parallel
 from records import masking
 
@@ -122,6 +126,20 @@ def test_what_cannot_be_sliced_is_said(tiny_run, tmp_path, changes, message):
     runs.config(tiny_run, tmp_path, **{"tensor_parallel": 2, **changes})
   with pytest.raises(UserError, match="1 ranks are no mult"):
     distributed.init(tensor_parallel=2)
+
+
+def test_the_model_of_an_earlier_stage_is_sliced_whole_or_not(
+  tiny_run, tmp_path, monkeypatch
+):
+  config = runs.config(
+    tiny_run, tmp_path, do_train=False, do_eval=True, tensor_parallel=2
+  )
+  earlier = BertConfig.from_dict(
+    {**config.bert.to_dict(), "hidden_size": 48, "num_attention_heads": 3}
+  )
+  monkeypatch.setattr(run_start, "evaluated_bert", lambda *_: earlier)
+  with pytest.raises(UserError, match="num_attention_heads=3 is not a mult"):
+    run_pretraining.evaluator(config, Comm())
 
 
 @pytest.mark.parametrize("name", ["classify", "embed"])
