@@ -72,7 +72,9 @@ class _Recent:
     change = _log(value) - self._mean
     mean = self._mean + change / count
     variance = (1.0 - 1.0 / count) * (self._variance + change**2 / count)
-    after, is_known = tf.stack([mean, variance, count]), tf.is_finite(value)
+    after = tf.stack([mean, variance, count])
+    # 0 has no logarithm: an update of examples that teach nothing.
+    is_known = tf.is_finite(value) & (value > 0.0)
     return self._state, tf.where(applied & is_known, after, self._before)
 
 

@@ -64,6 +64,14 @@ def test_a_loss_far_above_recent_ones_is_a_spike():
   assert (both[100] > 10).all() and not both[101].any()
 
 
+def test_an_update_that_teaches_nothing_does_not_count():
+  """0 has no logarithm."""
+  norms, losses = [1.0] * 99 + [0.0, 1.0, 50.0], [2.0] * 50 + [0.0] + [2.0] * 51
+  heights = judged(norms, losses)
+  assert heights[101, 0] > 10 and not heights[:101].any()
+  assert judged([1.0] * 102, [*losses[:101], 50.0])[101, 1] > 10
+
+
 @pytest.mark.parametrize(
   "norms, deviations, began",
   [
