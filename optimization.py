@@ -82,7 +82,8 @@ def accumulate(
   """
   row = tf.stack(list(sums.values()), name="sums")
   if micro_batches > 1:
-    filled = tf.cast(tf.reduce_any(tf.not_equal(row, 0.0)), tf.float32)
+    # Some sum of an example is above 0, but a loss may be NaN.
+    filled = tf.cast(tf.reduce_any(tf.greater(row, 0.0)), tf.float32)
     with tf.variable_scope("accumulation"):
       return _add_to_stored(gradients, filled, row, slices)
   # A single micro-batch is not stored, and none is dropped: each gradient can
@@ -284,9 +285,8 @@ def build_train_ops(
   dropped = filled - kept
   unscale = filled / tf.maximum(kept, 1.0) / loss_scale.value
 
-  # Finite, and like those before? All ranks see the same sums, so all agree.
-  squares = exchange.half_squares(pairs)
-  verdict = _verdict(squares, totals, unscale, kept, config, began)
+  # Finite, and like those before? All ranks agree, by the same sums.
+  verdict = _verdict(exchange, pairs, totals, unscale, kept, config, began)
 
   # Clip by the norm of the averaged gradient, in the same pass as unscaling.
   factor = unscale * _clip(verdict.norm, config)
@@ -332,8 +332,9 @@ class Verdict(NamedTuple):
   counted: tf.Operation  # among recent norms and losses
 
 
-def _verdict(squares, sums, unscale, kept, config, began: int) -> Verdict:
+def _verdict(exchange, pairs, sums, unscale, kept, config, began) -> Verdict:
   """Judges an all-reduced gradient; `unscale` makes it an average."""
+  squares = exchange.half_squares(pairs)
   # Not tf.add_n: the order in which it adds, and so the norm's last bit, would
   # depend on which of its inputs other ops have finished with.
   norm = tf.sqrt(2.0 * tf.reduce_sum(squares)) * unscale
@@ -344,7 +345,7 @@ def _verdict(squares, sums, unscale, kept, config, began: int) -> Verdict:
     bad = tf.logical_not(finite)
     return Verdict(squares, norm, finite, none, row, finite, bad, tf.no_op())
   guard = spikes.SpikeGuard(config.spike_deviations, began)
-  loss = modeling.mean_loss(sums)
+  loss = exchange.slices.mean(modeling.mean_loss(sums))
   heights = guard.heights(norm, loss)
   is_spike = finite & tf.reduce_any(heights > 0.0)
   heights = tf.where(is_spike, heights, tf.zeros([2]))

@@ -108,6 +108,12 @@ class Slices:
       return flags
     return tf.minimum(self._comm.allreduce(flags, name="slices_agree"), 1.0)
 
+  def mean(self, value: tf.Tensor) -> tf.Tensor:
+    """The mean of what each slice has computed for itself."""
+    if self.size == 1:
+      return value
+    return self._comm.allreduce(value, name="slices_mean") / self.size
+
   def norm(self, tensor: tf.Tensor, variable) -> tf.Tensor:
     """The norm of the whole of a tensor that is sliced as `variable` is."""
     if self.size == 1 or cut_of(variable) is None:

@@ -290,6 +290,11 @@ def test_a_micro_batch_without_examples_is_none():
   (report,) = got.reports
   assert report["dropped_micro_batches"] == 1 and not report["skipped"]
 
+  # The record that stands in its rows may overflow.
+  got = final([[[1.0, 2.0], bad, [np.nan, EMPTY]]], 3)
+  np.testing.assert_allclose(got.w, want.w, rtol=1e-6)
+  assert got.reports[0]["dropped_micro_batches"] == 1
+
   got = final([[bad, empty, bad]], 3)
   np.testing.assert_array_equal(got.w, [1.0, 2.0])
   (report,) = got.reports
