@@ -75,7 +75,7 @@ def info_nce(
     rows = tf.minimum(first, count - block) + tf.range(block)
     fresh = tf.cast(rows >= first, tf.float32)
     vectors, of_rows = tf.identity(groups.vectors), 0.0
-    for size in dims or [width]:
+    for size in sorted({*dims, width}):
       units = tf.nn.l2_normalize(vectors[:, :, :size], axis=2)
       of_size, right = _of_anchors(
         units, kinds, rows, temperature, both_directions
@@ -163,7 +163,7 @@ def cosent(groups: Groups, temperature: float, dims=()) -> Losses:
     before = tf.searchsorted(in_order, in_order, side="left")
     weights = tf.gather(weights, order)
     total = tf.zeros([], tf.float64)
-    for size in dims or [groups.vectors.shape.as_list()[2]]:
+    for size in sorted({*dims, groups.vectors.shape.as_list()[2]}):
       units = tf.nn.l2_normalize(groups.vectors[:, :2, :size], axis=2)
       cosines = tf.reduce_sum(units[:, 0] * units[:, 1], axis=1)
       logits = tf.cast(tf.gather(cosines, order), tf.float64) / temperature

@@ -73,9 +73,8 @@ class EmbedderConfig(FinetuningConfig):
     "--text_pair_column; the loss is the mean of both.",
     excludes=("score_column",))
   matryoshka_dims: tuple = _loss((),
-    "Add up the losses of the first numbers of the vectors, so many each, such "
-    "as 64,128,256: then a vector can be cut to these lengths. Name the whole "
-    "length, too.")
+    "Add the losses of the first numbers of the vectors, so many each, such as "
+    "64,128,256, to that of all: then a vector can be cut to these lengths.")
   # fmt: on
 
   kind: ClassVar[str] = EMBEDDER
