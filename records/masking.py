@@ -137,16 +137,18 @@ def maskable_tokens(
 ) -> np.ndarray:
   """bool [B, S]: not padding, an example's first or a segment's last token.
 
-  Nor what equals the row's last token: RoBERTa has two </s> between texts.
+  Nor a token that equals such a one beside it: RoBERTa has two </s> between
+  texts.
   """
   maskable = input_mask > 0
-  ends = np.maximum(np.count_nonzero(maskable, axis=1, keepdims=True) - 1, 0)
-  maskable &= input_ids != np.take_along_axis(input_ids, ends, axis=1)
   new_example = np.diff(input_mask, axis=1) != 0
   maskable[:, 0] = False
   maskable[:, 1:] &= ~new_example
   maskable[:, :-1] &= ~(new_example | (np.diff(segment_ids, axis=1) != 0))
   maskable[:, -1] = False
+  is_twin = (input_ids[:, :-1] == input_ids[:, 1:]) & (input_mask[:, 1:] > 0)
+  maskable[:, :-1] &= maskable[:, 1:] | ~is_twin
+  maskable[:, 1:] &= maskable[:, :-1] | ~is_twin
   return maskable
 
 

@@ -70,6 +70,14 @@ def test_both_separators_between_texts_are_no_text():
   assert ids[maskable].tolist() == [7, 8, 9]
 
 
+def test_words_like_a_rows_last_may_be_masked():
+  """Where a tokenizer's template has no [SEP] after a text."""
+  ids = np.array([[CLS, 7, 9, 8, 9, CLS, 7, 9, 0]])
+  numbers = np.array([[1, 1, 1, 1, 1, 2, 2, 2, 0]])
+  maskable = masking.maskable_tokens(ids, numbers, 0 * ids)
+  assert ids[maskable].tolist() == [7, 9, 8, 7]
+
+
 def scripted(monkeypatch, order, fates):
   """Lets words come in `order`, and hashes of chosen tokens be `fates`."""
 
