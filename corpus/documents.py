@@ -113,10 +113,15 @@ def read_documents(
     field = text_files.field_of(piece, form.text)
     for number, record in _RECORDS[piece.format](piece, form):
       # `number` is the record's offset or row.
-      own = record.get(form.id_field)
-      name = f"{piece.path}:{number}" if own in (None, "") else str(own)
+      name = name_of(record, f"{piece.path}:{number}", form)
       lines = list(text_files.lines_of(record[field]))
-      yield Document(text_files.only_text(name), _trimmed(lines))
+      yield Document(name, _trimmed(lines))
+
+
+def name_of(record: Mapping, default: str, form: DocumentFormat) -> str:
+  """A record's name: the value of its field of names, or a default."""
+  own = record.get(form.id_field)
+  return text_files.only_text(default if own in (None, "") else str(own))
 
 
 def read_strings(

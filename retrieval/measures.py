@@ -42,19 +42,20 @@ def evaluate(
 
   `scores` and `numbers` are as of `nearest.top_k`; one of -inf is no result. A
   document with the query's own id is left out, as BEIR does, where queries are
-  documents.
+  documents, unless it is judged an answer.
   """
   names, queries = [*collection.documents], collection.queries
   sums = dict.fromkeys([NDCG, MRR, RECALL], 0.0)
   # trec_eval keeps scores as float32, so there are ties where it has them.
   scores = scores.astype(np.float32)
   for query, row, best in zip(queries, scores, numbers, strict=True):
-    ranked = []
+    ranked, judged = [], collection.qrels[query]
     for score, number in zip(row, best, strict=True):
-      if names[number] != query and score > -np.inf:
+      is_itself = names[number] == query and not judged.get(query)
+      if score > -np.inf and not is_itself:
         ranked.append((score, names[number].encode(), names[number]))
     # Of equal scores the last name is first, as there.
     in_order = [name for *_, name in sorted(ranked, reverse=True)]
-    for name, value in of_query(in_order, collection.qrels[query]).items():
+    for name, value in of_query(in_order, judged).items():
       sums[name] += value / len(queries)
   return sums

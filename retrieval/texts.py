@@ -43,9 +43,9 @@ class Texts(NamedTuple):
             yield f"{piece.path}:{offset}", line
       elif self.are_beir:
         for offset, record in text_files.records(piece, form.text):
-          name = record.get(form.id_field, f"{piece.path}:{offset}")
+          name = documents.name_of(record, f"{piece.path}:{offset}", form)
           parts = str(record.get("title") or ""), record["text"] or ""
-          yield str(name), text_files.only_text(" ".join(parts).strip())
+          yield name, text_files.only_text(" ".join(parts).strip())
       else:
         for document in documents.read_documents([piece], form):
           yield document.id, "\n".join(document.lines)
@@ -53,7 +53,9 @@ class Texts(NamedTuple):
 
 def is_beir(path: str) -> bool:
   """Whether a path is a folder of BEIR's form."""
-  return stores.at(os.path.join(path, CORPUS_FILE)).is_file()
+  file = os.path.join(path, CORPUS_FILE)
+  # A URL's query would hide the file's name, which follows it.
+  return stores.path_of(file) == file and stores.at(file).is_file()
 
 
 def of_beir(path: str) -> Texts:

@@ -1,6 +1,7 @@
 """BEIR's folders, the exact search, its measures, and BM25."""
 
 import json
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -163,6 +164,36 @@ def test_measures_are_trec_evals(queries, expected):
   )  # fmt: skip
   assert [*results] == ["ndcg@10", "mrr@10", "recall@100"]
   np.testing.assert_allclose([*results.values()], expected, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+  "judged, found",
+  [({"1": 1}, True), ({"2": 1}, False), ({"1": 0, "2": 1}, False)],
+)
+def test_a_judged_answer_may_have_its_querys_name(judged, found):
+  """Both counted from 1; another such document is the query itself."""
+  collection = beir.Collection({"1": ""}, {"1": "", "2": ""}, {"1": judged})
+  results = measures.evaluate(
+    collection, np.array([[0.9, -np.inf]]), np.array([[0, 1]])
+  )
+  assert results["mrr@10"] == found
+
+
+def test_a_file_with_a_query_is_no_folder(monkeypatch):
+  """A server may ignore a query, and so what follows it."""
+  monkeypatch.setattr(texts.stores, "at", mock.MagicMock())
+  assert texts.is_beir("https://host/beir/scifact")
+  assert not texts.is_beir("https://host/a.jsonl?download=true")
+
+
+def test_a_document_without_a_name_has_its_place(tmp_path):
+  documents = [{"_id": None, "text": "a"}, {"_id": "", "text": "b"}]
+  folder = write(tmp_path, [*documents, {"_id": "\0x", "text": "c"}])
+  items = [*texts.find(folder, "text", "id").read()]
+  assert [text for _, text in items] == ["a", "b", "c"]
+  names = [name for name, _ in items]
+  assert names[0].endswith("corpus.jsonl:0") and names[2].strip() == "x"
+  assert ":" in names[1]
 
 
 def test_a_text_is_no_wrong_answer_to_itself():

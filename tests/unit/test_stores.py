@@ -25,6 +25,7 @@ from common.errors import DataError, UserError
 from corpus import documents, text_files
 from corpus.documents import DocumentFormat
 from records import data_set, record_files, record_shape, tfrecord
+from retrieval import texts
 from text_encoders import tokenizer_files
 from tools import prepare_corpus
 from workers import launchers, shared_work
@@ -227,6 +228,8 @@ def test_over_http(tmp_path, cache):
     (tmp_path / "t.txt").write_text("OVER\nhttp\n")
     os.utime(tmp_path / "t.txt", (2**31, 2**31))
     assert _read(f"{url}/t.txt") == ["OVER", "http"]
+    # A server that ignores a query has a file, and no folder.
+    assert not texts.is_beir(f"{url}/t.txt?download=true")
     with pytest.raises(DataError, match="no.txt: no such file"):
       input_files.expand_patterns(f"{url}/no.txt")
     server.shutdown()
