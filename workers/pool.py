@@ -5,10 +5,13 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
 
 from common import console
 from common.processes import end_with
+
+stopping = threading.Event()  # set: a task should end at its next chunk
 
 
 def available_cores() -> int:
@@ -42,6 +45,7 @@ class Pool(contextlib.AbstractContextManager):
   def __exit__(self, error, *_) -> None:
     """Waits for running tasks; after an error ends the processes instead."""
     if error and self._is_thread:
+      stopping.set()
       if any(future.running() for future in set(self._unfinished)):
         console.tell("waiting for the end of what one worker is doing ...")
     elif error:
@@ -49,6 +53,7 @@ class Pool(contextlib.AbstractContextManager):
       for process in multiprocessing.active_children():
         process.terminate()
     self._pool.shutdown(cancel_futures=True)
+    stopping.clear()
 
   def start(self, function: Callable, tasks: Iterable) -> None:
     """Begins function(task) for each task; results are dropped."""

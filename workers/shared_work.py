@@ -13,6 +13,7 @@ A file appears when it is whole, so every step resumes from the files of a
 stopped attempt.
 """
 
+import concurrent.futures
 import contextlib
 import functools
 import itertools
@@ -24,7 +25,7 @@ from common import errors, json_files, stores
 from common.console import Progress
 from workers import leases, work_dir
 from workers.leases import Task
-from workers.pool import Pool, available_cores
+from workers.pool import Pool, available_cores, stopping
 
 T = TypeVar("T")
 Output = stores.OnDisk | stores.InStore
@@ -53,6 +54,8 @@ def make_chunks(
   """Makes a chunk of each item by make(item, path), and then `output`."""
   scratch, count = os.path.dirname(output), 0
   for item in items:
+    if stopping.is_set():
+      raise concurrent.futures.CancelledError
     path = chunk_file(count)
     # An earlier worker's stay: no piece that takes hours is read for nothing.
     if not os.path.exists(path):
