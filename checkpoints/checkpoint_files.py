@@ -23,7 +23,7 @@ from common import input_files, json_files
 from common import tensorflow_v1 as later
 from common.console import tell
 from common.errors import UserError, reason
-from common.files import folder_aside, write
+from common.files import folder_aside, sync, write
 
 PREFIX = "model.ckpt"
 _SUFFIXES = (".index", ".data-00000-of-00001")
@@ -338,14 +338,14 @@ class CheckpointFiles:
       json_files.write(path + ".json", {"global_step": step, "files": files})
       # All bytes are on the disk before a name says that they are.
       for suffix in _WITH_MARKER:
-        _sync(path + suffix)
+        sync(path + suffix)
       # A damaged one of the same step stops being a checkpoint here.
       with contextlib.suppress(FileNotFoundError):
         os.unlink(target + ".json")
       # The marker last: from then on this is a checkpoint.
       for suffix in _WITH_MARKER:
         os.replace(path + suffix, target + suffix)
-      _sync(self.folder)
+      sync(self.folder)
       self._remove_old(step)
       self._failure, self._retry_at = None, math.inf
     except Exception as e:  # of whatever kind: training reports it
@@ -373,12 +373,3 @@ class CheckpointFiles:
       for suffix in (".json", *_SUFFIXES):
         with contextlib.suppress(FileNotFoundError):
           os.unlink(self.prefix(step) + suffix)
-
-
-def _sync(path: str) -> None:
-  """Makes a file, or the renames in a folder, survive a loss of power."""
-  descriptor = os.open(path, os.O_RDONLY)
-  try:
-    os.fsync(descriptor)
-  finally:
-    os.close(descriptor)

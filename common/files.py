@@ -101,6 +101,15 @@ def write(path: str, content: bytes) -> None:
     f.write(content)
 
 
+def sync(path: str) -> None:
+  """Makes a file, or the renames in a folder, survive a loss of power."""
+  descriptor = os.open(path, os.O_RDONLY)
+  try:
+    os.fsync(descriptor)
+  finally:
+    os.close(descriptor)
+
+
 def file_sha256(path: str) -> str:
   """The SHA-256 of a file's bytes, in hex."""
   with open(path, "rb") as f:

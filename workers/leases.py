@@ -121,9 +121,11 @@ def deliver(scratch: str, done_file: str) -> None:
   """Moves what is in a lease to the folder of `done_file`, which goes last."""
   folder, last = os.path.split(done_file)
   # The lease first: when all of the work is deleted, no folder is made again.
-  names = set(os.listdir(scratch)) - {_OWNER, last}
+  names = sorted({*os.listdir(scratch)} - {_OWNER, last})
   os.makedirs(folder, exist_ok=True)
-  for name in [*sorted(names), last]:
+  for name in (*names, last):  # none has its name before all are on the disk
+    files.sync(os.path.join(scratch, name))
+  for name in (*names, last):
     os.replace(os.path.join(scratch, name), os.path.join(folder, name))
 
 

@@ -146,6 +146,22 @@ def test_what_a_worker_made_too_late_is_dropped(folder, tmp_path, fails):
     leases.do(leases.Leases(folder, "first"), alone)
 
 
+def test_no_name_is_of_bytes_that_a_power_cut_takes(tmp_path):
+  calls = mock.Mock()
+  with (
+    mock.patch.object(leases.files, "sync", calls.sync),
+    mock.patch.object(leases.os, "replace", calls.replace),
+  ):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    for name in ("a", "b", "done"):
+      (scratch / name).touch()
+    leases.deliver(str(scratch), f"{tmp_path}/done")
+  steps = [(call[0], os.path.basename(call[1][0])) for call in calls.mock_calls]
+  names = ("a", "b", "done")
+  assert steps == [(do, name) for do in ("sync", "replace") for name in names]
+
+
 def test_a_worker_is_noticed_that_came_and_left_between_two_looks(folder):
   with leases.heart(folder) as held:
     attempt = work_dir.Attempt(folder, None, held)
