@@ -8,7 +8,6 @@ belong. Unfinished work is in a folder beside the output.
 
 import dataclasses
 import functools
-import hashlib
 import os
 import time
 from typing import NamedTuple
@@ -81,12 +80,10 @@ def create(
       )
     return Summary(manifest, settings.manifest_path, seconds, kept)
 
-  files = sorted(encoder.files(info.file).items())
-  digest = hashlib.sha256(repr(files).encode()).hexdigest()
   # All that decides the bytes: a command with the same plan resumes.
   plan = dataclasses.asdict(settings) | {
     "files": states,
-    "tokenizer": dataclasses.asdict(info) | {"files": digest},
+    "tokenizer": dataclasses.asdict(info) | {"files": encoder.digest()},
     "version": _PLAN_VERSION,
   }
   del plan["workers"]

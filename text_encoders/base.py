@@ -1,6 +1,7 @@
 """What the encoders of all kinds of tokenizers have in common."""
 
 import dataclasses
+import hashlib
 import os
 import re
 from collections.abc import Sequence
@@ -202,6 +203,11 @@ class Encoder:
   def files(self, name: str) -> dict[str, bytes]:
     """A copy called `name`, and the files that it needs: name -> content."""
     return {name: input_files.read(self.file)}
+
+  def digest(self) -> str:
+    """The SHA-256 of all `files`, in hex."""
+    files = sorted(self.files(os.path.basename(self.file)).items())
+    return hashlib.sha256(repr(files).encode()).hexdigest()
 
   def _set_vocabulary(
     self, tokens: list[str], special: dict[str, str], texts: list[str]

@@ -18,10 +18,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from checkpoints import agreement, checkpoint_weights
+from checkpoints import checkpoint_weights
 from common import input_files, stores
 from common.console import Progress, counted, tell
-from common.errors import DataError, UserError
+from common.errors import DataError, UserError, needing
 from common.settings import in_group, run_with, setting
 from corpus import text_files
 from interop import embedding, model_source
@@ -30,6 +30,7 @@ from retrieval import texts
 from retrieval.texts import Texts
 from workers import launchers, leases, shared_work, work_dir
 
+_PLAN_VERSION = 1
 _CHUNK = 1024  # texts whose vectors are in memory at once
 _TYPES = ("float32", "float16")
 _text = in_group("Text")
@@ -131,14 +132,13 @@ def _embed_piece(
 def _write_npy(path: str, chunks: Sequence[str], rows: int) -> None:
   """Joins the vectors of all chunks to one array on the disk."""
   first = np.load(chunks[0])["vectors"]
-  shape = rows, first.shape[1]
-  array = np.lib.format.open_memmap(path, "w+", first.dtype, shape)
-  start = 0
-  for name in chunks:
-    vectors = np.load(name)["vectors"]
-    array[start : start + len(vectors)] = vectors
-    start += len(vectors)
-  array.flush()
+  header = np.lib.format.header_data_from_array_1_0(first)
+  header |= {"shape": (rows, first.shape[1]), "fortran_order": False}
+  # No memory map, to which a full disk is the end of the process.
+  with open(path, "wb") as f:
+    np.lib.format.write_array_header_1_0(f, header)
+    for name in chunks:
+      f.write(np.load(name)["vectors"].tobytes())
 
 
 def _write_parquet(path: str, chunks: Sequence[str], rows: int) -> None:
@@ -166,9 +166,12 @@ def embed(
 ) -> list[str] | None:
   """Makes the file, alone or with others; None: another worker made it."""
   output = stores.at(settings.output)
-  kind = input_files.ending(settings.output)
+  kind = os.path.splitext(settings.output)[1].lower()
   if kind not in _WRITERS:
     raise UserError(f"--output={settings.output}: name it *.npy or *.parquet")
+  if kind == ".parquet":
+    with needing("text", f"--output={settings.output}"):
+      import pyarrow.parquet  # noqa: F401, that it is there
   inputs = settings.texts(settings.input, settings.side)
   paths = dict.fromkeys(piece.path for piece in inputs.pieces)
   input_files.check_not_written(paths, "--input", settings.output)
@@ -210,7 +213,8 @@ def embed(
 
   plan = dataclasses.asdict(settings) | {"model": model, "files": states}
   plan |= {"task": source.task, "weights": checkpoint_weights.digest(model)}
-  plan |= agreement.of_vocabulary_files(source.vocabulary)
+  plan |= {"bert": source.bert.to_dict(), "version": _PLAN_VERSION}
+  plan["tokenizer"] = source.tokenizer().digest()
   del plan["workers"]
   folder = os.path.dirname(settings.output)
   job = work_dir.Job(output.work_folder(), plan, "--output", folder)

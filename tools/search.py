@@ -21,7 +21,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from common import input_files, json_files
+from common import input_files, json_files, stores
 from common.console import Progress, tell
 from common.errors import DataError, UserError
 from common.settings import in_group, run_with, setting
@@ -156,10 +156,10 @@ class Search:
 
 def _read_vectors(path: str, size: tuple[int, int]) -> np.ndarray:
   """The vectors of a file, which stay there; DataError for other ones."""
-  input_files.expect_plain([path])
+  input_files.expect_plain([path], input_files.PARQUET)
   problem = "no array"
   try:
-    vectors = np.load(path, mmap_mode="r")
+    vectors = np.load(stores.at(path).local(), mmap_mode="r")
     problem = f"{vectors.dtype} of the shape {vectors.shape}"
   except (ValueError, EOFError):
     vectors = np.empty(0)

@@ -14,7 +14,7 @@ from common.errors import DataError, UserError
 from interop import embedding, inference, model_source, predictions
 from retrieval import beir, index, measures, nearest, texts
 from tools import embed, mine_negatives, search
-from workers import work_dir
+from workers import pool, work_dir
 
 TEXTS = ["a b c", "c d e " * 9, "b", "e e d", "c c a b", "d", "a b c d"]
 
@@ -110,6 +110,31 @@ def test_a_stopped_one_goes_on(folder, expected, monkeypatch):
   np.testing.assert_allclose(vectors, expected, atol=1e-5)
 
 
+def test_an_error_does_not_wait_for_the_other_files(folder, monkeypatch):
+  """Of which each may take hours."""
+  monkeypatch.setattr(embed, "_CHUNK", 2)
+  opened, opening = [], embed.EmbedSettings.open
+
+  def open_slowly(settings, model):
+    opened.append(pool.stopping.wait(60))
+    return opening(settings, model)
+
+  monkeypatch.setattr(embed.EmbedSettings, "open", open_slowly)
+  (folder / "bad.jsonl").write_text('{"text": "a"}\n{"other": "b"}\n')
+  with pytest.raises(UserError, match="bad.jsonl"):
+    make_vectors(folder, "w.npy", f"bad.jsonl,{folder}/t.txt")
+  assert opened in ([], [True]) and not pool.stopping.is_set()
+
+
+def test_a_name_or_package_that_is_wrong_costs_no_vectors(folder, monkeypatch):
+  monkeypatch.setattr(embed.EmbedSettings, "open", None)
+  with pytest.raises(UserError, match=r"name it \*.npy or \*.parquet"):
+    make_vectors(folder, "v.npy.gz", "t.txt")
+  monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+  with pytest.raises(UserError, match="v.parquet: .*requirements/text.txt"):
+    make_vectors(folder, "v.parquet", "t.txt")
+
+
 def test_parquet_has_ids_and_empty_texts_are_counted(folder, expected):
   parquet = pytest.importorskip("pyarrow.parquet")
   empty = '{"id": 7, "body": ""}\n'
@@ -202,6 +227,23 @@ def test_vectors_of_two_models_are_two_plans(folder, tmp_path, monkeypatch):
       shutil.rmtree(path)
   for a, b, c in (plans[::2], plans[1::2]):
     assert a == b != c
+
+
+def test_another_config_is_another_plan(folder, tmp_path, monkeypatch):
+  plans, model = [], tmp_path / "model"
+  monkeypatch.setattr(
+    embed.shared_work, "share", lambda make, job, *_: plans.append(job.plan)
+  )
+  trained.write_model(model, "embedder", str(folder / "model/vocab.txt"))
+  settings = embed.EmbedSettings(
+    input=str(folder / "t.txt"), output=str(tmp_path / "v.npy")
+  )
+  for activation in ("gelu", "relu"):
+    config = model / "bert_config.json"
+    content = json.loads(config.read_text()) | {"hidden_act": activation}
+    config.write_text(json.dumps(content))
+    embed.embed(settings, str(model), work_dir.alone())
+  assert plans[0] != plans[1]
 
 
 @pytest.mark.parametrize("label", ["no", "yes", None])
