@@ -163,6 +163,9 @@ def in_a_line() -> Iterator[None]:
       yield
     finally:
       console.finish_output()
+  except KeyboardInterrupt:
+    _tell_stopped(signal.SIGINT)
+    sys.exit(STOPPED_STATUS)
   except Exception as e:
     if not (isinstance(e, (UserError, OSError)) or remedy(e)):
       raise  # a bug

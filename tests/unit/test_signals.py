@@ -86,6 +86,14 @@ with errors.leaving_in_c():
   lock(mutex)
   lock(mutex)  # for ever; a signal does not end it
 """
+RUNNING = """
+import time
+from common import errors
+def main(_):
+  print(flush=True)
+  time.sleep(600)
+errors.run_main(main)
+"""
 IMPORTING = "import time\nprint(flush=True)\ntime.sleep(600)\n"
 
 
@@ -96,6 +104,7 @@ IMPORTING = "import time\nprint(flush=True)\ntime.sleep(600)\n"
     (["run_pretraining.py"], ["SIGINT"]),
     (["run_pretraining.py"], ["SIGHUP"]),
     (["run_squad.py"], ["SIGTERM"]),
+    (["-c", RUNNING], ["SIGINT"]),
     (["-c", IN_C], ["SIGTERM"]),
     (["-c", IN_C], ["SIGINT"]),
     (["-c", IN_C], ["SIGHUP"]),
