@@ -389,12 +389,12 @@ def update_rows(
   for index in range(updates):
     now = first + index
     micro_batches, size = plan.micro_batches_of(now), plan.records_of(now)
-    # All micro-batches are full rows: where a batch does not divide, rows
-    # without a record fill the last ones up.
+    # All micro-batches are full rows: where a batch does not divide, the last
+    # record stands in those that have none.
     rows = micro_batches * plan.micro_batch
-    in_update, are_real = record_order.rank_positions(rows, size, comm)
-    positions.append(plan.records_before(now) + in_update)
-    real.append(are_real)
+    in_update = comm.rank * rows + np.arange(rows)
+    real.append(in_update < size)
+    positions.append(plan.records_before(now) + np.minimum(in_update, size - 1))
     update.append(np.full(micro_batches, index))
     number.append(now * plan.accumulation + np.arange(micro_batches))
     records.append(np.full(micro_batches, size))

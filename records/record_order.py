@@ -129,15 +129,6 @@ def _by_group(
   return out
 
 
-def rank_positions(share: int, global_batch: int, comm) -> tuple:
-  """A rank's positions in a global batch, [share]; (positions, bool: is real).
-
-  Where `share` does not divide, rows that are not real repeat the last one.
-  """
-  positions = comm.rank * share + np.arange(share)
-  return np.minimum(positions, global_batch - 1), positions < global_batch
-
-
 class ReadAhead:
   """Has the kernel read each window of blocks while the one before is used.
 

@@ -1,7 +1,5 @@
 """The order of records: a permutation, the same for any world, resumable."""
 
-import types
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -144,18 +142,6 @@ def test_orders_of_epochs_and_seeds_differ(block):
   other = record_order.Order(1000, 6, block).records(positions(0, 1000))
   assert (base[:1000] != base[1000:]).mean() > 0.9
   assert (base[:1000] != other).mean() > 0.9
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 24])
-def test_ranks_share_each_global_batch(size):
-  share = -(-24 // size)
-  parts = [
-    record_order.rank_positions(share, 24, types.SimpleNamespace(rank=r))
-    for r in range(size)
-  ]
-  places, real = (np.concatenate(column) for column in zip(*parts, strict=True))
-  np.testing.assert_array_equal(places[real], np.arange(24))
-  assert len(places) == share * size and places.max() == 23
 
 
 def test_each_window_is_read_ahead_once_before_its_records():
