@@ -94,7 +94,7 @@ def needed(names):
 
 
 def test_images_have_what_the_code_imports_and_one_version_of_all():
-  """But the packages of --report_to, of Ray, of GPUs, and of some input."""
+  """But the packages of --report_to, of Ray and of GPUs."""
   imported = set()
   for name in test_architecture.MODULES:
     imported |= {i.split(".")[0] for i in test_architecture.imports(name)}
@@ -102,10 +102,14 @@ def test_images_have_what_the_code_imports_and_one_version_of_all():
   # "compression" is a module of Python 3.14.
   imported -= own | set(sys.stdlib_module_names) | {"compression"}
   imported -= {"horovod", "mlflow", "wandb", "Stemmer", "faiss"}
-  imported -= listed("requirements/text.txt").keys()
-  imported -= listed("requirements/search.txt").keys()
   packages = metadata.packages_distributions()
-  runs_with = needed(listed("requirements/cpu.txt"))
+  dockerfile = read("Dockerfile")
+  files = re.findall(r"requirements/(\S+?).txt\b", dockerfile.split("# Our")[0])
+  assert [*files] == ["$VARIANT", "search", "text", "constraints"]
+  runs_with = needed(
+    name for file in ("cpu", "search", "text")
+    for name in listed(f"requirements/{file}.txt")
+  )  # fmt: skip
   assert "numpy" in imported and "pytest" not in runs_with
   for name in imported:
     assert {*map(canonicalize_name, packages[name])} & runs_with, name
