@@ -60,9 +60,8 @@ class Shard:
     """float [ranks x size]: whole tensors of the group in a row."""
     rows = []
     for index, size in self._row:
-      zeros = index is None
       rows.append(
-        tf.zeros([size]) if zeros else tf.reshape(tensors[index], [-1])
+        tf.zeros([size]) if index is None else tf.reshape(tensors[index], [-1])
       )
     return tf.concat(rows, axis=0)
 

@@ -140,9 +140,8 @@ class ModelType:
     self, config: BertConfig, heads: Sequence[Head], ids: dict[str, int]
   ) -> list[str]:
     """Our keys of which the written config.json says another model."""
-    content = self.write(config, ids)
-    again = self.read(self.complete(content))
-    there = BertConfig(**again)
+    content = self.complete(self.write(config, ids))
+    there = BertConfig(**self.read(content))
     keys = config.differences(there)
     # It also says whether all heads read through the masked LM head's layer.
     moves = config.shares_transform != there.shares_transform

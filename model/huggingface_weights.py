@@ -24,7 +24,6 @@ from model.huggingface_config import ReadConfig
 from model.huggingface_types import nearest
 
 WEIGHTS_FILE = "model.safetensors"
-_SHARDS_FILE = WEIGHTS_FILE + ".index.json"
 
 # Weights ----------------------------------------------------------------------
 
@@ -268,7 +267,7 @@ def files(folder: str) -> list[str]:
   whole = os.path.join(folder, WEIGHTS_FILE)
   if os.path.exists(whole):
     return [whole]
-  index = os.path.join(folder, _SHARDS_FILE)
+  index = os.path.join(folder, WEIGHTS_FILE + ".index.json")
   if not os.path.exists(index):
     # What the command would be given.
     bins = glob.glob(os.path.join(glob.escape(folder), "pytorch_model*.bin"))

@@ -35,7 +35,6 @@ _LAST = {
   "learning_rate": "learning rate",
   "tokens_per_second": "tokens/s, all ranks",
 }
-_ENTROPY_PANEL = "masked_lm_loss"
 _COLUMNS = 2
 _SMOOTHED_FROM = 20  # points of a curve
 _HEAD = '<!DOCTYPE html>\n<meta charset="utf-8"><title>Curves</title>\n'
@@ -127,7 +126,7 @@ def _draw_run(axis, key: str, run: Run, color: str) -> np.ndarray:
   # The scale shows what comes after the start, evaluations too.
   steps = np.append(steps, evaluated)
   shown = np.append(values, results)[steps >= _START * steps.max(initial=0)]
-  if key == _ENTROPY_PANEL and run.entropy:
+  if key == "masked_lm_loss" and run.entropy:
     axis.axhline(run.entropy, color=color, **_ENTROPY)
     shown = np.append(shown, run.entropy)
   return shown

@@ -184,9 +184,8 @@ class Watchdog(contextlib.AbstractContextManager):
     self.heartbeat()
     self._watching = True
     if self._thread is None and self._comm.size > 1:
-      main = threading.get_ident()
       self._thread = threading.Thread(
-        target=self._watch, args=(main,), daemon=True
+        target=self._watch, args=(threading.get_ident(),), daemon=True
       )
       self._thread.start()
 

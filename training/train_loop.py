@@ -248,10 +248,9 @@ class Saver:
     if self.guard.bad or self.guard.spikes:
       return
     with self.reporter.timing("save"):
-      is_last = step == run.task.plan.updates
       # While the last save is still being written the next one waits for a
       # later update. After the last update there is none.
-      if is_last or (self._is_due and saves.is_ready()):
+      if step == run.task.plan.updates or (self._is_due and saves.is_ready()):
         saves.save(run.session, step)
         self._is_due, self._saved = False, time.monotonic()
       elif run.comm.elastic and _due(step, config.commit_every_steps):

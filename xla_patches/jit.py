@@ -29,8 +29,7 @@ _current: contextvars.ContextVar = contextvars.ContextVar(
 @contextlib.contextmanager
 def mode(name: str, fixed_shapes: bool = False):
   """Compiles the graph that is built inside by one of `MODES`."""
-  varied = name in VARIED and not fixed_shapes
-  token = _current.set((name, {}, varied))
+  token = _current.set((name, {}, name in VARIED and not fixed_shapes))
   try:
     yield
   finally:
