@@ -610,6 +610,16 @@ def test_text_of_another_encoding(tmp_path, make_of, make):
   assert contents(tmp_path / "out").items() > made.items()
 
 
+def deletes_work_of_another_tokenizer(settings, capfd):
+  """Whether a start, which is stopped, says so."""
+  capfd.readouterr()
+  with pytest.MonkeyPatch.context() as patch:
+    stop_after(patch, creation._Creation, "publish", 0)
+    with pytest.raises(Stopped):
+      creation.create(settings)
+  return "(tokenizer): deleted it" in capfd.readouterr().err
+
+
 def test_unfinished_work_is_of_all_files_of_a_tokenizer(
   tmp_path, texts, bpe_file, capfd
 ):
@@ -623,13 +633,7 @@ def test_unfinished_work_is_of_all_files_of_a_tokenizer(
   for prefix, is_other in ((True, False), (True, False), (False, True)):
     config = {"add_prefix_space": prefix}
     (path.parent / "tokenizer_config.json").write_text(json.dumps(config))
-    capfd.readouterr()
-    with pytest.MonkeyPatch.context() as patch:
-      stop_after(patch, creation._Creation, "publish", 0)
-      with pytest.raises(Stopped):
-        creation.create(settings)
-    said = capfd.readouterr().err
-    assert ("(tokenizer): deleted it" in said) == is_other
+    assert deletes_work_of_another_tokenizer(settings, capfd) == is_other
 
 
 def test_unfinished_work_is_of_the_merges_of_a_vocabulary(
@@ -644,15 +648,10 @@ def test_unfinished_work_is_of_the_merges_of_a_vocabulary(
     vocab_file=None,
   )
   merges = folder / "merges.txt"
-  for is_other in (False, True):
-    with pytest.MonkeyPatch.context() as patch:
-      stop_after(patch, creation._Creation, "publish", 0)
-      with pytest.raises(Stopped):
-        creation.create(settings)
-    said = capfd.readouterr().err
-    assert ("(tokenizer): deleted it" in said) == is_other
-    *others, _ = merges.read_text().splitlines()
-    merges.write_text("\n".join(others))
+  lines = merges.read_text().splitlines()
+  for kept, is_other in ((lines, False), (lines, False), (lines[:-1], True)):
+    merges.write_text("\n".join(kept))
+    assert deletes_work_of_another_tokenizer(settings, capfd) == is_other
 
 
 def test_a_vocabulary_that_changes_meanwhile(tmp_path, letters):
