@@ -1,10 +1,10 @@
 """Precision by part of the network: the one place that decides on casts.
 
 Variables are float32, and so are gradients from the all-reduce on: unscaling,
-the finite check, clipping, the optimizer (Muon's products are the feed-forward
-part's type). In between, a `Policy` names the type
-in which each part of the network computes. --precision sets that of the matrix
-multiplications; the other parts stay float32 unless --precision_policy says so.
+the finite check, clipping, the optimizer; Muon's products have the type of the
+feed-forward part. In between, a `Policy` names the type in which each part of
+the network computes. --precision sets that of the matrix multiplications; the
+other parts stay float32 unless --precision_policy says so.
 """
 
 import time
