@@ -247,14 +247,16 @@ class CheckpointFiles:
     """Whether a run would resume from one."""
     return bool(self.steps() or self.without_marker())
 
-  def newest_whole(self) -> str | None:
-    """The newest checkpoint that is as it was written; None without any.
+  def newest_whole(self, before: float = math.inf) -> str | None:
+    """The newest that is as it was written, of an update before `before`.
 
-    Raises `CheckpointError` if all are damaged.
+    None without any. Raises `CheckpointError` if all of a folder are damaged.
     """
     # Damaged ones are reported only if the run can go on without them.
     damaged = []
     for step in self.steps():
+      if step >= before:
+        continue
       try:
         self.check(step)
       except UserError as e:
@@ -263,6 +265,8 @@ class CheckpointFiles:
         for line in damaged:
           tell(f"damaged: {line}")
         return self.prefix(step)
+    if before < math.inf:
+      return None
     if damaged:
       raise CheckpointError(
         f"{self.folder}: no checkpoint is whole ({'; '.join(damaged)}). "
@@ -316,13 +320,6 @@ class CheckpointFiles:
   def retry_is_due(self) -> bool:
     overdue = time.monotonic() >= self._retry_at
     return overdue and self.wait(0)  # a newer one may be under way
-
-  def newest(self, before: float = math.inf) -> str | None:
-    """The newest checkpoint of an update before `before`."""
-    for step in self.steps():
-      if step < before:
-        return self.prefix(step)
-    return None
 
   def _write(self, step: int, values: Mapping, writer: _Writer) -> None:
     """In the thread: makes a checkpoint aside, then moves it to its place."""

@@ -200,7 +200,7 @@ class Checkpointer:
     if self._comm.from_root(failure is not None):
       raise CheckpointError(
         f"{failure}. Then the same command goes on from "
-        f"{self.files.newest() or 'the start'}"
+        f"{self.files.newest_whole(self.saved) or 'the start'}"
         if self._comm.is_root
         else "rank 0 could not save, its last line says why"
       )

@@ -261,9 +261,9 @@ class Restore:
       if missing:
         raise CheckpointError(
           f"{name}: cannot be resumed, it lacks {min(missing)} and "
-          f"{len(missing) - 1} more variables that these flags need. To start "
-          "a new run from its weights give it as --init_checkpoint with a new "
-          "--output_dir"
+          f"{len(missing) - 1} more variables of these flags (--optimizer, "
+          "--bias_correction, ...): give those of before, or start a new run "
+          "by it as --init_checkpoint with a new --output_dir"
         )
       self._load_whole(session, values, names)
     self._load_sharded(session, values, self._variables.parts.keys() - absent)

@@ -58,7 +58,7 @@ def _why_it_ended(run, training: dict, step: int) -> str:
     return "stopped as asked before update 1: the same command starts it"
   if training["stopped"]:
     return (
-      f"stopped as asked before update {step + 1:,}, saved: the same command "
+      f"stopped as asked after update {step:,}, saved: the same command "
       "resumes there"
     )
   if training["stopped_early"]:

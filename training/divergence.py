@@ -87,16 +87,16 @@ class Guard:
       return
     first, to = step - in_a_row + 1, None
     run.checkpointer.wait()  # what is written removes older ones
+    run.watchdog.pause()  # until the next update
     # Weights had gone bad before norms and losses showed it.
     if in_a_row == PATIENCE and run.comm.is_root:
-      newest = files.newest(before=first - PATIENCE)
+      newest = files.newest_whole(first - PATIENCE)
       to = checkpoint_files.step_of(newest) if newest else None
     to = run.comm.from_root(to)
     # At its border a stage may have another model.
     if to is None or to <= run.task.plan.stage.first_update:
       self._first, self._last = self._bad_update(first, update), update
       self._raise(step)
-    run.watchdog.pause()  # until the next update
     run.checkpointer.restore.rewind(run.session, to)
     run.checkpointer.saved = to  # newer ones go
     if run.comm.is_root:  # what has gone bad is not for a second time
@@ -124,6 +124,7 @@ class Guard:
 
   def _raise(self, step: int) -> None:
     self._run.checkpointer.wait()  # the message may name what it writes
+    self._run.watchdog.pause()  # checkpoints are read
     message = self._message(step)
     # horovodrun ends all ranks when one ends: rank 0 must have its message.
     self._run.comm.gather(np.zeros(1))
@@ -153,12 +154,12 @@ class Guard:
       json_files.write(path, report)
     records = report["records"]
     name, largest = next(iter(report["largest_weights"].items()))
-    newest = run.checkpointer.files.newest(before=first["update"])
+    newest = run.checkpointer.files.newest_whole(first["update"])
     start = "No checkpoint was made before"
     if newest:
       start = f"{newest} is from before"
       saved = checkpoint_files.step_of(newest) or 0
-      if run.checkpointer.files.newest(before=saved):
+      if run.checkpointer.files.newest_whole(saved):
         start += " (delete its .json to go back further)"
     how, flags = run.config.lower_rate(run.task.plan.stage)
     return (

@@ -223,7 +223,7 @@ class Saver:
       best = metrics.best_evaluation(folder, step, by)
       if best is not None:
         saves.files.protected = best
-      is_new = best == step and step not in (saves.saved, *saves.files.steps())
+      is_new = best == step != saves.saved
     if run.comm.from_root(is_new):
       saves.save(run.session, step)
     return best == step

@@ -36,7 +36,7 @@ from checkpoints import (
   run_folder,
   run_start,
 )
-from checkpoints.checkpoint_files import CheckpointError
+from checkpoints.checkpoint_files import CheckpointError, CheckpointFiles
 from common import input_files, json_files
 from common.errors import UserError
 from common.files import file_sha256
@@ -107,7 +107,7 @@ def test_stopped_by_a_signal_equals_never_stopped(
   assert len(set(runs.metrics(whole, "loss_scale"))) > 2
   err = capfd.readouterr().err
   assert "SIGTERM: saving after this micro-batch, then stopping" in err
-  assert "stopped as asked before update 9, saved: the same command" in err
+  assert "stopped as asked after update 8, saved: the same command" in err
 
 
 @pytest.mark.parametrize(
@@ -1341,3 +1341,19 @@ def test_16_bits_train_as_float32_does(tiny_run, tmp_path, precision):
   assert not any(runs.metrics(half, "skipped"))
   for name, value in runs.weights(half).items():
     assert value.dtype in (np.float32, np.int64), name
+
+
+def test_a_damaged_best_checkpoint_is_written_again(tiny_run, tmp_path):
+  """Also one that only its evaluation saved."""
+  settings = dict(
+    do_eval=True, eval_every_steps=4, save_checkpoints_steps=3,
+    num_train_steps=5, num_warmup_steps=0,
+  )  # fmt: skip
+  files = CheckpointFiles(str(tmp_path), keep=9)
+  for _ in range(2):
+    with runs.ended_after(4):
+      runs.pretrain(tiny_run, tmp_path, **settings)
+    assert files.steps() == [4, 3]
+    files.check(4)
+    damaged = tmp_path / "model.ckpt-4.index"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
