@@ -21,9 +21,9 @@ _SAMPLES = 10
 class Averages:
   """The averages of a complete model's weights, NAME/average each, in float32.
 
-  With n samples of the weights so far, at each k-th update, k <= span / 10,
+  With samples of the weights so far that stand for n updates, k the last,
 
-    average <- average + max(1 / n, k / span) (weights - average)
+    average <- average + k / min(n, span) (weights - average)
 
   is their mean until `span` updates are over, and from then on an exponential
   average that forgets as fast. A run may resume from a checkpoint without it.
@@ -32,7 +32,7 @@ class Averages:
   def __init__(self, span: int, most: int):
     """With a sample for each `most` updates, so that no evaluation lacks it."""
     self._span, self._every = span, max(1, min(span // _SAMPLES, most))
-    self._samples = moments.optional_state("averages/samples")
+    self._count = moments.optional_state("averages/updates")
     self._pairs = []
     for weights in tf.trainable_variables():
       name = f"{moments.variable_name(weights)}/{AVERAGE}"
@@ -45,14 +45,14 @@ class Averages:
 
   def begin_op(self) -> tf.Operation:
     """Makes averages without a sample the weights; run it on restored ones."""
-    is_new = tf.equal(tf.convert_to_tensor(self._samples), 0.0)
+    is_new = tf.equal(tf.convert_to_tensor(self._count), 0.0)
     return tf.cond(is_new, self._follow, tf.no_op).op
 
   def update_op(self, applied: tf.Tensor) -> tf.Operation:
     """Samples the weights of an update that was `applied`, if it is due."""
     with tf.control_dependencies([applied]):
       update = tf.convert_to_tensor(tf.train.get_or_create_global_step())
-      count = tf.convert_to_tensor(self._samples)
+      count = tf.convert_to_tensor(self._count)
     is_due = applied & tf.equal(update % self._every, 0)
     # Until there is a sample the average is the weights.
     is_new = applied & tf.equal(count, 0.0)
@@ -63,8 +63,8 @@ class Averages:
     return tf.group(*moments.assign_all(self._pairs))
 
   def _sample(self) -> tf.Operation:
-    count = tf.convert_to_tensor(self._samples) + 1.0
-    rate = tf.maximum(1.0 / count, self._every / self._span)
+    count = tf.convert_to_tensor(self._count) + float(self._every)
+    rate = self._every / tf.minimum(count, float(self._span))
 
     def move(rate):
       moved = []
@@ -75,7 +75,7 @@ class Averages:
         return tf.identity(rate)
 
     with tf.control_dependencies([jit.compiled(move, execution.UPDATE)(rate)]):
-      return self._samples.assign(count, read_value=False)
+      return self._count.assign(count, read_value=False)
 
 
 def evaluated_scope(of_average: bool, reuse):

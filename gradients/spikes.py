@@ -24,6 +24,7 @@ class SpikeGuard:
     self._norms = _Recent("recent", began)
     self._losses = _Recent("recent_losses", began)
     self._row = moments.optional_state("spike_guard/in_a_row")
+    self._row_before = _of_stage(self._row, began)
 
   def heights(self, norm, loss) -> tf.Tensor:
     """float [2]: deviations of a spike's norm and loss above the means.
@@ -39,7 +40,7 @@ class SpikeGuard:
     spike: bool, whether its norm or its loss is one. Updates that are not
     finite count in a row that a spike has begun: they change no weights either.
     """
-    row = tf.convert_to_tensor(self._row)
+    row = self._row_before
     row = tf.where(spike | (row > 0.0), row + 1.0, row)
     row = tf.where(applied, tf.zeros_like(row), row)
     counted = [
@@ -55,9 +56,7 @@ class _Recent:
 
   def __init__(self, name: str, began: int):
     self._state = moments.optional_state(f"spike_guard/{name}", [3])
-    step = tf.convert_to_tensor(tf.train.get_or_create_global_step())
-    state = tf.convert_to_tensor(self._state)
-    self._before = tf.where(tf.equal(step, began), tf.zeros([3]), state)
+    self._before = _of_stage(self._state, began)
     self._mean, self._variance, self._count = tf.unstack(self._before)
 
   def height(self, value: tf.Tensor) -> tf.Tensor:
@@ -76,6 +75,13 @@ class _Recent:
     # 0 has no logarithm: an update of examples that teach nothing.
     is_known = tf.is_finite(value) & (value > 0.0)
     return self._state, tf.where(applied & is_known, after, self._before)
+
+
+def _of_stage(state: tf.Variable, began: int) -> tf.Tensor:
+  """The state before an update; 0 before the first one after `began`."""
+  step = tf.convert_to_tensor(tf.train.get_or_create_global_step())
+  before = tf.convert_to_tensor(state)
+  return tf.where(tf.equal(step, began), tf.zeros_like(before), before)
 
 
 def _log(value) -> tf.Tensor:

@@ -88,6 +88,12 @@ class Origin(NamedTuple):
     training = self.about.training if self.continues else None
     return training["plan"].get("stage", {}).get("number", 0) if training else 0
 
+  @property
+  def saved_by(self) -> dict:
+    """Flags of the start that made the newest checkpoint: others save none."""
+    steps = checkpoint_files.CheckpointFiles(self.about.folder, 1).steps()
+    return self.about.start_of(max(steps, default=None)).get("flags", {})
+
 
 def configured(
   kind: type, flags: dict, in_files: dict, contents: dict,
@@ -131,11 +137,10 @@ def configured(
     scopes = agreement.scopes(trains)
     agreement.agree(before, flags, origin.about.folder, scopes)
     defaults |= task
-  if origin.continues and not trains and origin.about.training:
+  if origin.continues and not trains:
     # As the best checkpoint was chosen by.
-    was = origin.about.training["flags"]
     for name in ("average_updates", "evaluate_average"):
-      defaults[name] = was.get(name, getattr(kind, name))
+      defaults[name] = origin.saved_by.get(name, getattr(kind, name))
   bert, of_bert = _bert(kind, defaults | values, origin, records)
   named = {
     "bert_config_file": bert, "init_checkpoint": origin.init,

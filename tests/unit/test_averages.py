@@ -104,9 +104,22 @@ def test_a_short_stage_has_a_sample_of_its_own(tiny_run, tmp_path):
     average_updates=100, evaluate_average=True, do_eval=True,
     eval_every_steps=50, **KEPT,
   )  # fmt: skip
-  for step, samples in ((4, 1), (6, 2)):
-    state = read(f"{tmp_path}/model.ckpt-{step}")
-    assert state["averages/samples"] == samples
+  for step in (4, 6):
+    assert read(f"{tmp_path}/model.ckpt-{step}")["averages/updates"] == step
+
+
+def test_denser_samples_are_not_forgotten_faster(tiny_run, tmp_path):
+  """One counts for as many updates as are between it and the one before."""
+  settings = dict(average_updates=20, num_warmup_steps=0, **KEPT)
+  runs.pretrain(tiny_run, tmp_path, num_train_steps=8, **settings)
+  settings |= dict(do_eval=True, eval_every_steps=1)
+  runs.pretrain(tiny_run, tmp_path, num_train_steps=9, **settings)
+  assert read(f"{tmp_path}/model.ckpt-9")["averages/updates"] == 9
+  before = values(tmp_path, 8, "/average")
+  for name, weight in values(tmp_path, 9).items():
+    want = before[name] + (weight - before[name]) / 9
+    average = values(tmp_path, 9, "/average")[name]
+    np.testing.assert_allclose(average, want, rtol=1e-5, atol=1e-6)
 
 
 def test_a_run_without_averages_has_none_to_evaluate(tiny_run, tmp_path):
@@ -150,6 +163,10 @@ def test_a_command_that_does_not_train_has_the_average_too(tiny_run, tmp_path):
   assert flags() == (20, True)
   assert flags(evaluate_average=False) == (20, False)
   assert flags(do_train=True) == (0, False)
+  # A start that was killed has saved nothing by its flags.
+  with runs.ended_after(2):
+    runs.pretrain(tiny_run, tmp_path, num_train_steps=4, num_warmup_steps=0)
+  assert flags() == (20, True)
 
 
 def test_it_is_evaluated_and_exported(tiny_run, tmp_path):

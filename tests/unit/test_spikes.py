@@ -88,6 +88,20 @@ def test_others_are_none(norms, deviations, began):
   assert not judged(norms, [4.0] * len(norms), deviations, began).any()
 
 
+def test_a_stage_begins_a_row_of_its_own():
+  """Else its first update could name records of the stage before."""
+  with tf.Graph().as_default(), tf.Session() as session:
+    guard = spikes.SpikeGuard(6.0, began=3)
+    is_spike, never = tf.constant(True), tf.constant(False)
+    counted, row = guard.count(tf.constant(9.0), 9.0, is_spike, never)
+    step = tf.train.get_or_create_global_step()
+    with tf.control_dependencies([counted, row]):
+      advanced = step.assign_add(1)
+    session.run(tf.global_variables_initializer())
+    rows = [session.run([row, advanced])[0] for _ in range(5)]
+  assert rows == [1, 2, 3, 1, 2]
+
+
 def test_a_run_names_spikes_and_resumes(tiny_run, tmp_path, monkeypatch, capfd):
   """Every norm above the mean is one here: a kill loses no statistics."""
   monkeypatch.setattr(spikes, "_RECENT", 3)
@@ -209,6 +223,22 @@ def test_many_in_a_row_go_back_to_weights_of_before(
   )
 
 
+def test_it_goes_back_past_a_damaged_checkpoint(
+  tiny_run, tmp_path, monkeypatch, capfd
+):
+  runs.spikes_at(monkeypatch, 9, 11)
+  settings = dict(
+    optimizer={"spike_deviations": 6.0}, save_checkpoints_steps=2,
+    keep_checkpoints=9, num_warmup_steps=0,
+  )  # fmt: skip
+  runs.pretrain(tiny_run, tmp_path, num_train_steps=8, **settings)
+  damaged = tmp_path / "model.ckpt-4.index"
+  damaged.write_bytes(damaged.read_bytes()[:-1])
+  runs.pretrain(tiny_run, tmp_path, num_train_steps=11, **settings)
+  err = capfd.readouterr().err
+  assert "are those of update 2 again" in err and f"damaged: {damaged}" in err
+
+
 def test_evaluations_of_weights_that_were_left_do_not_count(
   tiny_run, tmp_path, monkeypatch
 ):
@@ -306,7 +336,7 @@ def test_averages_go_back_with_the_weights(tiny_run, tmp_path, monkeypatch):
     runs.weights(tmp_path / f"model.ckpt-{step}") for step in (4, 12)
   )
   averages = [name for name in after if name.endswith("/average")]
-  assert len(averages) > 20 and after["averages/samples"] == 0
+  assert len(averages) > 20 and after["averages/updates"] == 0
   for name in averages:
     weight = before[name.removesuffix("/average")]
     np.testing.assert_array_equal(after[name], weight, err_msg=name)
