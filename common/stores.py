@@ -117,8 +117,11 @@ class InStore(NamedTuple):
   def matches(self) -> dict[str, bool]:
     matches = {}
     with self._store() as (store, name):
+      # A store's own names may lack the host of a URL (sftp, webhdfs).
+      folder, inside = _folder_of(self.name), _folder_of(name)
       for path, facts in sorted(store.glob(name, detail=True).items()):
-        matches[store.unstrip_protocol(path)] = facts["type"] == "file"
+        url = folder + path.removeprefix(inside)
+        matches[url] = facts["type"] == "file"
     return matches
 
   def state(self) -> list:
@@ -169,9 +172,20 @@ class InStore(NamedTuple):
       store.rm_file(name)
 
 
+def _folder_of(pattern: str) -> str:
+  """The folder, with its slash, before the first mark of a pattern."""
+  return "".join(re.split(r"[*?[]", pattern)[0].rpartition("/")[:2])
+
+
 def path_of(name: str) -> str:
   """A file's name, of a URL without its query, as ?download=true."""
   return re.split("[?#]", name)[0] if _URL.match(name) else name
+
+
+def beside(name: str, ending: str) -> str:
+  """A file's name with an ending, which a URL's query follows."""
+  path = path_of(name)
+  return path + ending + name.removeprefix(path)
 
 
 def at(name: str) -> OnDisk | InStore:

@@ -136,7 +136,8 @@ class _RecordFile:
     self.size = os.fstat(self._fd).st_size
     if not self.size:
       raise DataError(f"{path}: the file is empty")
-    if use_index and stores.at(path + INDEX_SUFFIX).exists():
+    self.index = stores.beside(path, INDEX_SUFFIX)
+    if use_index and stores.at(self.index).exists():
       offsets = self.load_index()
     else:
       with mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ) as data:
@@ -146,8 +147,7 @@ class _RecordFile:
 
   def load_index(self) -> np.ndarray:
     """The offsets in the index; DataError if they do not fit this file."""
-    index = self.path + INDEX_SUFFIX
-    path = stores.at(index).local()
+    path = stores.at(self.index).local()
     try:
       # Unlike np.load it reads nothing but arrays of numbers.
       offsets = np.lib.format.open_memmap(path, mode="r")
@@ -167,7 +167,7 @@ class _RecordFile:
       fits = False
     if not fits:
       raise DataError(
-        f"{index}: damaged, or not the index of {self.path} ({self.size} "
+        f"{self.index}: damaged, or not the index of {self.path} ({self.size} "
         "bytes): delete it to have the file scanned, or make both again"
       )
     return np.asarray(offsets)
@@ -218,10 +218,10 @@ def verify_file(path: str, info: ShardInfo | None = None) -> None:
         f"{path}: records, bytes or SHA-256 are not those of its manifest: "
         "copy or make both again"
       )
-  if stores.at(path + INDEX_SUFFIX).exists():
+  if stores.at(file.index).exists():
     if not np.array_equal(file.load_index(), file.offsets):
       raise DataError(
-        f"{path + INDEX_SUFFIX}: the index has other records than {path}: "
+        f"{file.index}: the index has other records than {path}: "
         "delete it to have the file scanned"
       )
 

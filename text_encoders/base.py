@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
-from common import input_files
+from common import input_files, stores
 from common.errors import DataError
 from common.files import file_sha256
 from common.model_files import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
@@ -264,4 +264,4 @@ def config_beside(path: str) -> str:
   # Hugging Face's folders have one tokenizer each, of one of these names.
   if name in ("vocab.txt", "vocab.json", TOKENIZER_FILE):
     return os.path.join(folder, TOKENIZER_CONFIG_FILE)
-  return f"{path}.{TOKENIZER_CONFIG_FILE}"
+  return stores.beside(path, f".{TOKENIZER_CONFIG_FILE}")

@@ -88,6 +88,19 @@ class FlakyFile(contextlib.closing):
     return self.thing.write(block)
 
 
+class Hosted(MemoryFileSystem):
+  """A store whose own names lack the host, as SFTP's."""
+
+  protocol = "hosted"
+  store: dict = {}
+  pseudo_dirs = [""]
+
+  @classmethod
+  def _strip_protocol(cls, path):
+    inside = path.removeprefix("hosted://host").strip("/")
+    return f"/{inside}" if inside else ""
+
+
 @pytest.fixture
 def flaky():
   fsspec.register_implementation("flaky", Flaky, clobber=True)
@@ -103,9 +116,9 @@ def test_names_and_globs():
   for name in ("b.txt", "a.txt", "a.txt.index", "sub/c.txt", "x[1].txt"):
     put(f"memory://data/{name}", b"x")
   expand = input_files.expand_patterns
-  found = [f"memory:///data/{n}" for n in ("a.txt", "b.txt")]
+  found = [f"memory://data/{n}" for n in ("a.txt", "b.txt")]
   assert expand("memory://data/?.txt") == found
-  found = [f"memory:///data/{n}" for n in ("sub/c.txt", "x[1].txt")]
+  found = [f"memory://data/{n}" for n in ("sub/c.txt", "x[1].txt")]
   assert expand("memory://data/**/*.txt")[-2:] == found
   # A name of a file is no glob.
   names = ["memory://data/a.txt", "memory://data/x[1].txt"]
@@ -114,6 +127,20 @@ def test_names_and_globs():
     expand("memory://data/no")
   with pytest.raises(DataError, match="data/sub, which is a folder"):
     expand("memory://data/s*")
+
+
+def test_a_glob_keeps_the_host():
+  fsspec.register_implementation("hosted", Hosted, clobber=True)
+  names = [f"hosted://host/{n}" for n in ("a.txt", "data/b.txt", "data/x[1]")]
+  for name in names:
+    put(name, b"x")
+  for glob, found in (
+    ("*", names[:1]), ("data/*", names[1:]), ("**/x[[]1]", names[2:]),
+    ("d*/b.txt", names[1:2]), ("data/?.txt", names[1:2]),
+  ):  # fmt: skip
+    matches = stores.at(f"hosted://host/{glob}").matches()
+    assert [name for name, is_file in matches.items() if is_file] == found
+  assert stores.at(names[1]).is_file()
 
 
 def test_a_changed_object_is_copied_again(cache):
@@ -143,9 +170,9 @@ def test_documents_have_the_url(tmp_path, monkeypatch):
   found = list(documents.read_documents(pieces, form))
   assert found == [
     ("x", ["four"]),
-    ("memory:///d/t.jsonl.gz:0", ["three"]),
-    ("memory:///d/t.txt:0", ["one"]),
-    ("memory:///d/t.txt:5", ["two"]),
+    ("memory://d/t.jsonl.gz:0", ["three"]),
+    ("memory://d/t.txt:0", ["one"]),
+    ("memory://d/t.txt:5", ["two"]),
   ]
 
 
@@ -230,6 +257,13 @@ def test_over_http(tmp_path, cache):
     assert _read(f"{url}/t.txt") == ["OVER", "http"]
     # A server that ignores a query has a file, and no folder.
     assert not texts.is_beir(f"{url}/t.txt?download=true")
+    assert tokenizer_files.case_beside(f"{url}/t.txt?download=true") is None
+    record = f"{url}/t.tfrecord?download=true"
+    with tfrecord.shard_writer(str(tmp_path / "t.tfrecord")) as writer:
+      writer.write(b"a record")
+    assert len(tfrecord.RecordSet([record])) == 1
+    (tmp_path / "t.tfrecord.index").unlink()
+    assert len(tfrecord.RecordSet([record])) == 1
     with pytest.raises(DataError, match="no.txt: no such file"):
       input_files.expand_patterns(f"{url}/no.txt")
     server.shutdown()
