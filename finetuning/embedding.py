@@ -27,6 +27,9 @@ from retrieval.texts import is_beir
 _data, _model = in_group("Data"), in_group("Model")
 _loss, _eval = in_group("Loss"), in_group("Evaluation")
 
+# What a row of a table has beside its texts: one flag settles the others.
+_OF_ROWS = {"negative_columns", "score_column", "simcse"}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EmbedderConfig(FinetuningConfig):
@@ -79,6 +82,17 @@ class EmbedderConfig(FinetuningConfig):
 
   kind: ClassVar[str] = EMBEDDER
   inherits: ClassVar[bool] = True
+
+  @classmethod
+  def defaults(cls, task, flags):
+    saved = super().defaults(task, flags)
+    settled = _OF_ROWS if flags.keys() & _OF_ROWS else set()
+    if flags.get("pooling") == "cls":
+      settled = settled | {"include_prompt"}
+    length = saved.get("query_length", 0)
+    if flags.get("max_seq_length", length) < length:
+      settled = settled | {"query_length"}
+    return {name: saved[name] for name in saved.keys() - settled}
 
   def __post_init__(self):
     super().__post_init__()

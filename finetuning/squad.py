@@ -171,10 +171,9 @@ class SquadSource(packed.PackedSource):
     self._windows, answers = spans.encode_questions(
       config.tokenizer(), self.questions, config
     )
-    self._lost: list[int] = []  # numbers of questions without their answer
     with_answers = [n for n, q in enumerate(self.questions) if q.answers]
-    if answered:
-      self._lost = [n for n in with_answers if answers[n] is None]
+    # Numbers of questions without their answer.
+    self._lost = [n for n in with_answers if answered and answers[n] is None]
     # A few are normal in published files; if all are, offsets count otherwise.
     if self._lost and self._lost == with_answers:
       raise DataError(
@@ -244,10 +243,11 @@ def read_squad(
         name = str(entry["id"])
         if name in questions:
           raise DataError(f"{path}: two questions have the id {name}")
-        if needs_answers and not (answers or version_2):
+        says = entry.get("is_impossible") or "answers" in entry
+        if needs_answers and not (answers or (version_2 and says)):
           raise DataError(
-            f"{path}: question {name} has no answer: for SQuAD 2.0 give "
-            "--version_2_with_negative"
+            f"{path}: question {name} has no answer: if that is right, say so "
+            "by is_impossible, or no answers, and --version_2_with_negative"
           )
         questions[name] = Question(
           name, entry["question"], paragraph["context"], tuple(answers)

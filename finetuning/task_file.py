@@ -42,8 +42,11 @@ def kept_vocabulary(model: Description) -> dict[str, str]:
 def check(config, describe: Callable[[], dict]) -> None:
   """Raises `UserError` if `describe()`, the task, contradicts the model."""
   model = binding(config)
-  if not model or not (model.task or model.folder == config.output_dir):
-    return  # none, or a checkpoint of any origin
+  if not model:
+    return
+  is_finetuned = model.task.get("task", PRETRAINING) != PRETRAINING
+  if not (is_finetuned or model.folder == config.output_dir):
+    return  # an encoder of any origin
   before = {"task": PRETRAINING, **model.facts()}
   before |= agreement.of_vocabulary_files(kept_vocabulary(model))
   now = agreement.of_start({"bert": config.bert.to_dict()})

@@ -174,6 +174,18 @@ def test_a_new_training_has_the_inputs_of_its_embedder(tmp_path, letters):
   assert inputs() == ["ab ", False, "mean", 24]
   changes = dict(query_prompt="", include_prompt=True, max_seq_length=16)
   assert inputs(**changes) == ["", True, "mean", 16]
+  # A flag settles what would contradict it.
+  assert inputs(pooling="cls") == ["ab ", True, "cls", 24]
+  saved = {"task": "embedder", "query_length": 8, "negative_columns": ["n"]}
+
+  def defaults(**flags):
+    known = EmbedderConfig.defaults(saved, flags)
+    return {*known} & {"query_length", "negative_columns"}
+
+  assert defaults(max_seq_length=4) == {"negative_columns"}
+  assert defaults(max_seq_length=8) == {"query_length", "negative_columns"}
+  for flags in ({"score_column": "s"}, {"simcse": True}):
+    assert defaults(**flags) == {"query_length"}
 
 
 def test_negatives_are_those_of_the_run(embed, tmp_path):

@@ -381,6 +381,15 @@ def test_squad_2(tmp_path, answer):
   }
   with pytest.raises(UserError, match="has no answer.*version_2_with_negative"):
     _ = answer(tmp_path / "x", **files).training_set
+  unlabelled = tmp_path / "e.json"
+  unlabelled.write_text(
+    (tmp_path / "c.json").read_text().replace("answers", "a")
+  )
+  with pytest.raises(UserError, match="has no answer: if that is right"):
+    _ = answer(
+      tmp_path / "x", **files | {"train_file": str(unlabelled)},
+      version_2_with_negative=True,
+    ).training_set  # fmt: skip
   task = answer(
     tmp_path / "out", do_eval=True, do_predict=True, num_train_epochs=1.0,
     version_2_with_negative=True, **files,
