@@ -53,7 +53,7 @@ class DocumentFormat:
   whole_files: bool = False  # blank lines of plain text end paragraphs only
 
   def of_all_strings(self) -> "DocumentFormat":
-    text = dataclasses.replace(self.text, text_field="")
+    text = dataclasses.replace(self.text, text_field=None)
     return dataclasses.replace(self, text=text, whole_files=False)
 
 
@@ -111,7 +111,7 @@ def read_documents(
       yield from _read_plain(piece, form)
       continue
     field = text_files.field_of(piece, form.text)
-    for number, record in _RECORDS[piece.format](piece, form):
+    for number, record in RECORDS[piece.format](piece, form):
       # `number` is the record's offset or row.
       name = name_of(record, f"{piece.path}:{number}", form)
       lines = list(text_files.lines_of(record[field]))
@@ -133,14 +133,15 @@ def read_strings(
   """
   for piece in pieces:
     is_table = piece.format is Format.TSV
-    if text_files.field_of(piece, form.text) and piece.format != Format.TEXT:
+    names_field = text_files.field_of(piece, form.text) is not None
+    if names_field and piece.format != Format.TEXT:
       for document in read_documents([piece], form):
         yield "\n".join(document.lines)
     elif is_table or piece.format is Format.TEXT:
       for document in _read_plain(piece, form):
         yield from _strings_of_lines(document.lines, is_table)
     else:
-      for _, record in _RECORDS[piece.format](piece, form):
+      for _, record in RECORDS[piece.format](piece, form):
         yield from _strings_of(record)
 
 
@@ -199,7 +200,7 @@ def _read_plain(piece: Piece, form: DocumentFormat) -> Iterator[Document]:
 
 
 # (number, record) of each record: its offset or row, and its fields.
-_Records = Iterator[tuple[int, Mapping[str, Any]]]
+_Records = Iterator[tuple[int, Mapping]]
 
 
 def _json_value(piece: Piece, form: DocumentFormat) -> _Records:
@@ -255,7 +256,7 @@ def _table(piece: Piece, form: DocumentFormat) -> _Records:
     _, header = next(all_rows, (1, []))
     _expect_column(header, piece, form)
     first, names = [], [*header]
-    if not text_files.field_of(piece, form.text):  # no names, or unused ones
+    if text_files.field_of(piece, form.text) is None:  # no header, or unused
       first, names = [(1, header)], [*map(str, range(len(header)))]
     for number, (line, row) in enumerate(itertools.chain(first, all_rows)):
       if len(row) != len(header):
@@ -272,7 +273,7 @@ def _expect_column(
   names: list[str], piece: Piece, form: DocumentFormat
 ) -> None:
   field = text_files.field_of(piece, form.text)
-  if field and field not in names:
+  if field is not None and field not in names:
     raise DataError(
       f"{piece.path}: none of its {len(names)} columns is "
       f"{text_files.flag_of(piece, form.text)}: name another "
@@ -388,7 +389,7 @@ def _groups(piece: Piece, form: DocumentFormat) -> _Records:
 def _columns(schema: Any, piece: Piece, form: DocumentFormat) -> list[str]:
   """The names of the columns to read; DataError if none holds the text."""
   name = text_files.field_of(piece, form.text)
-  if not name:
+  if name is None:
     return schema.names
   _expect_column(schema.names, piece, form)
   kind = str(schema.field(name).type)
@@ -404,7 +405,7 @@ def _columns(schema: Any, piece: Piece, form: DocumentFormat) -> list[str]:
 # Formats ----------------------------------------------------------------------
 
 
-_RECORDS: dict[Format, Callable[[Piece, DocumentFormat], _Records]] = {
+RECORDS: dict[Format, Callable[[Piece, DocumentFormat], _Records]] = {
   Format.JSON_LINES: lambda piece, form: text_files.records(piece, form.text),
   Format.JSON: _json_value,
   Format.CSV: _table,
@@ -421,7 +422,8 @@ def _split(whole: Piece, form: DocumentFormat) -> list[Piece]:
   is_lines = whole.format in (Format.TEXT, Format.JSON_LINES)
   if is_lines and not (form.whole_files and whole.format is Format.TEXT):
     return text_files.pieces_of(whole, form.text)
-  if whole.format is Format.JSON and text_files.field_of(whole, form.text):
+  field = text_files.field_of(whole, form.text)
+  if whole.format is Format.JSON and field is not None:
     raise DataError(
       f"{whole.path}: holds JSON that is not a record a line: write each "
       "document on a line of its own, as jq -c '.[]' does with a list"

@@ -52,7 +52,8 @@ class TextFormat:
   """How text is read; DataError for an impossible language or encoding."""
 
   prose: str = ""  # ISO 639-1 code of its language; "": a line is a sentence
-  text_field: str = "text"  # the field of a .jsonl record with its text
+  # The field of a .jsonl record with its text; None: all its strings are text.
+  text_field: str | None = "text"
   encoding: str = "utf-8"  # any of Python's
 
   def __post_init__(self):
@@ -326,8 +327,8 @@ def _sentences(
     yield [""]
 
 
-def field_of(piece: Piece, text: TextFormat) -> str:
-  """The field of the piece's records that holds text; "": all do."""
+def field_of(piece: Piece, text: TextFormat) -> str | None:
+  """The field of the piece's records that holds text; None: all do."""
   return piece.field or text.text_field
 
 
@@ -353,7 +354,7 @@ def parse_record(
   field = field_of(piece, text)
   try:
     record = json_files.parse(line, {}, strict=False)
-    json_files.expect(record, {field: (str, None)} if field else {})
+    json_files.expect(record, {} if field is None else {field: (str, None)})
     return record
   except ValueError as e:
     fields = f"; it has the fields {', '.join(record)}" if record else ""

@@ -41,14 +41,13 @@ class Texts(NamedTuple):
         for offset, line in text_files.offset_lines(piece, form.text):
           if line:
             yield f"{piece.path}:{offset}", line
-      elif self.are_beir:
-        for offset, record in text_files.records(piece, form.text):
-          name = documents.name_of(record, f"{piece.path}:{offset}", form)
-          parts = str(record.get("title") or ""), record["text"] or ""
-          yield name, text_files.only_text(" ".join(parts).strip())
-      else:
-        for document in documents.read_documents([piece], form):
-          yield document.id, "\n".join(document.lines)
+        continue
+      field = text_files.field_of(piece, form.text)
+      for offset, record in documents.RECORDS[piece.format](piece, form):
+        name = documents.name_of(record, f"{piece.path}:{offset}", form)
+        title = record.get("title") if self.are_beir else ""
+        parts = str(title or ""), record[field] or ""
+        yield name, text_files.only_text(" ".join(parts).strip())
 
 
 def is_beir(path: str) -> bool:
@@ -107,6 +106,3 @@ class OnDisk:
     self._file.seek(start)
     name, _, text = self._file.read(end - start).decode().partition(_END)
     return name, text
-
-  def text(self, number: int) -> str:
-    return self[number][1]

@@ -37,7 +37,7 @@ from model.tasks import BY_KIND, FINETUNED, LABELS
 from training import next_steps
 
 RESULTS_FILE = "results.jsonl"
-_SETTINGS_FILE = "tasks.json"
+_SETTINGS_FILE = "run_tasks.json"
 _MODEL_FOLDER = ".model"  # with the checkpoint of a run, which may remove it
 _SCRIPTS = tuple(BY_KIND[kind].script for kind in FINETUNED)
 _ANSWERS = ("exact", "exact_match")  # SQuAD's, of 2.0 and of 1.1, beside f1

@@ -100,7 +100,7 @@ class Reranker:
     first, pairs = numbers[: self.depth], []
     for number in first:
       # An empty text is no text of a pair for the model.
-      pairs.append((query or ".", self._documents.text(number) or "."))
+      pairs.append((query or ".", self._documents[number][1] or "."))
     new = np.empty(len(first), np.float32)
     for row, answer in enumerate(self._predictor.answers(pairs)):
       shares = answer.get("probabilities")
@@ -129,7 +129,7 @@ class Search:
     def vectors() -> np.ndarray:
       if settings.vectors:
         return _read_vectors(settings.vectors, size)
-      items = map(documents.text, range(len(documents)))
+      items = (documents[n][1] for n in range(len(documents)))
       return embed.vectors_of(self._embedder, items, len(documents), DOCUMENT)
 
     cosine = self._embedder.is_cosine

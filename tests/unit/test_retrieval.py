@@ -89,6 +89,16 @@ def test_titles_are_of_folders_alone(tmp_path):
   assert [*dict(queries.read())] == ["q1", "q2", "unjudged"]
 
 
+def test_texts_keep_their_indentation(tmp_path):
+  """Of any form: byte-level tokenizers read it."""
+  code = "def f():\n    return 1\n"
+  corpus = [{"_id": "d1", "title": "", "text": code}]
+  folder = write(tmp_path, corpus)
+  names = {"text_field": "text", "id_field": "_id"}
+  for files in (folder, f"{folder}/corpus.jsonl"):
+    assert dict(texts.find(files, **names).read()) == {"d1": code.strip()}
+
+
 def test_another_split_is_named(tmp_path):
   with pytest.raises(DataError, match="dev.tsv: no such file: name a"):
     beir.read(write(tmp_path), "dev")

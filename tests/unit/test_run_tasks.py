@@ -128,6 +128,19 @@ def test_wrong_tasks_are_named(tmp_path, text, message):
     run_tasks.read_tasks(given)
 
 
+def test_the_tasks_may_be_in_the_folder_of_the_runs(tmp_path, made):
+  """The record of what runs were made with replaces no file of the user's."""
+  tasks = made[1].read_text()
+  (tmp_path / "tasks.json").write_text(tasks)
+  given = run_tasks.Settings(
+    tasks=str(tmp_path / "tasks.json"), output_dir=str(tmp_path)
+  )
+  for _ in range(2):
+    named = run_tasks.read_tasks(given)
+    run_tasks.record_settings(str(tmp_path), {"model": "a"}, named)
+  assert (tmp_path / "tasks.json").read_text() == tasks
+
+
 def test_glues_folders_are_tasks(tmp_path):
   for name in ("CoLA", "MNLI", "notes"):
     (tmp_path / name).mkdir()
