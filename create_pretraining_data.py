@@ -54,7 +54,7 @@ def report(summary: creation.Summary) -> str:
   if summary.kept:
     rows["kept"] = summary.kept
   tokens = c["tokens"] / c["sentences"]
-  if not manifest.settings["prose"] and tokens > 80:
+  if manifest.has_pairs and not manifest.settings["prose"] and tokens > 80:
     note = f"{tokens:.0f} tokens a sentence: if a line is a paragraph, give "
     rows["note"] = f"{note}--prose=en (or your language)"
   return "\n".join([f"{name:<16} {value}" for name, value in rows.items()])

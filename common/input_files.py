@@ -22,7 +22,7 @@ from backports import zstd
 
 from common import stores
 from common.console import counted, tell
-from common.errors import DataError, reason
+from common.errors import DataError, UserError, reason
 
 # Files beside records and text, which a glob leaves out.
 INDEX_SUFFIX = ".index"  # of a record file's index
@@ -270,7 +270,13 @@ def listed(names: str) -> list[str]:
 
 
 def check_not_written(paths: Iterable[str], flag: str, *written: str) -> None:
-  """DataError if one of `paths`, of `flag`, is a file that will be written."""
+  """DataError if one of `paths`, of `flag`, is a file that will be written.
+
+  UserError if a folder is where a file will be, which is known before any work.
+  """
+  for path in written:
+    if os.path.isdir(path) or not os.path.basename(path):
+      raise UserError(f"{path} is a folder: give another name to write")
   outputs = {os.path.realpath(path) for path in written}
   for path in paths:
     if os.path.realpath(path) in outputs:

@@ -112,7 +112,7 @@ def claim(
       f"{flag}: {e}: move it away, or give another name"
     ) from e
   # Nor what belongs to others; the data set's own files are replaced.
-  problems = [f"{path} is a folder" for path in outputs if os.path.isdir(path)]
+  problems = []
   for path, (owner, _) in owners.items():
     if os.path.basename(owner) != os.path.basename(settings.manifest_path):
       problems.append(f"{path} is a file of the data set {owner}")

@@ -105,7 +105,8 @@ class SentencePieceEncoder(base.Encoder):
   def encode_words(self, lines: Sequence[str]) -> list[base.WordTokens]:
     words = []
     for line, ids in zip(lines, self.encode_batch(lines), strict=True):
-      continues = self.is_continuation[ids]
+      # What is unknown has no mark of its own that a word begins.
+      continues = self.is_continuation[ids] | (ids == self.unk_id)
       if has_chinese(line):
         # jieba reads the text that the pieces spell, with spaces for marks.
         text, starts = "", []

@@ -552,6 +552,27 @@ def test_sentencepiece(make, spm_model):
   assert summary.manifest.counts["examples"] == len(all_examples(summary)) > 60
 
 
+def test_sentencepiece_keeps_words_with_unknown_characters(spm_model):
+  """Their marks may be pieces before what is unknown."""
+  encoder = kinds.KINDS["sentencepiece"](spm_model, True)
+  (words,) = encoder.encode_words(["ab\u0e01cd \u0e01 ef"])
+  pieces = [encoder.tokens[number] for number in words.ids]
+  begins = [
+    p for p, c in zip(pieces, words.is_continuation, strict=True) if not c
+  ]
+  assert "[UNK]" in pieces or "<unk>" in pieces
+  assert len(begins) == 3 and all(p.startswith("\u2581") for p in begins)
+
+
+def test_long_sentences_are_noted_where_they_matter(tmp_path, make):
+  """Masked LM alone is cut by tokens."""
+  (tmp_path / "long.txt").write_text("\n\n".join(["a b " * 100] * 9))
+  for objective in data_set.OBJECTIVES:
+    summary = make(input_file=str(tmp_path / "long.txt"), objective=objective)
+    noted = "give --prose=en" in create_pretraining_data.report(summary)
+    assert noted == (objective != "mlm")
+
+
 # Failures ---------------------------------------------------------------------
 
 

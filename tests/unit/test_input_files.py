@@ -199,3 +199,11 @@ def test_a_pointer_of_git_lfs_is_told_by_every_reader(tmp_path, file, read):
   told = f"{path}: holds a Git LFS pointer: run `git lfs pull`"
   with pytest.raises(UserError, match=re.escape(told)):
     read(str(path))
+
+
+def test_a_folder_is_no_file_to_write(tmp_path):
+  """It is known before any work is done."""
+  for path in (str(tmp_path), f"{tmp_path}/new/"):
+    with pytest.raises(UserError, match=f"{path} is a folder: give another"):
+      input_files.check_not_written([], "--input_file", path)
+  input_files.check_not_written([], "--input_file", f"{tmp_path}/new")
