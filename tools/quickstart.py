@@ -113,7 +113,7 @@ class Paths:
 
 
 def source_of(paths: Paths, settings: Settings) -> dict:
-  """What the text is made from; UserError if the folder's is from another."""
+  """What all is made from; UserError if the folder is of something else."""
   text = text_files.TextFormat(encoding=settings.encoding)
   files = []
   if settings.corpus:
@@ -121,13 +121,14 @@ def source_of(paths: Paths, settings: Settings) -> dict:
       files.append([path, os.path.getsize(path), int(os.path.getmtime(path))])
   source = {
     "corpus": settings.corpus, "encoding": codecs.lookup(text.encoding).name,
-    "language": settings.language, "files": files,
+    "language": settings.language, "files": files, "model": settings.model,
   }  # fmt: skip
-  if os.path.exists(paths.source) and json_files.read(paths.source) != source:
+  former = json_files.read(paths.source) if os.path.exists(paths.source) else {}
+  if source | former != source:  # earlier releases wrote no model
     raise UserError(
-      f"{paths.root} was made from other text, see {paths.source}: give that "
-      "text with its encoding and language, or choose another folder (make "
-      "pretrain OUTPUT_DIR=...)"
+      f"{paths.root} is of other text or another model, see {paths.source}: "
+      "give that text with its encoding and language, and that model, or "
+      "choose another folder (make pretrain OUTPUT_DIR=...)"
     )
   return source
 

@@ -77,10 +77,15 @@ def test_another_text_in_the_same_folder_is_an_error(tmp_path):
   check(encoding="UTF8")
   (tmp_path / "b.txt").write_text("b")
   b_text = {"corpus": tmp_path / "b.txt"}
-  for other in ({"encoding": "latin-1"}, {"language": "fr"}, b_text):
-    with pytest.raises(UserError, match="made from other text") as error:
+  for other in (
+    {"encoding": "latin-1"}, {"language": "fr"}, b_text, {"model": "modern"}
+  ):  # fmt: skip
+    with pytest.raises(UserError, match="other text or another model") as error:
       check(**other)
     assert "delete" not in str(error.value)
+  del source["model"]  # as earlier releases wrote it
+  write_json(tmp_path / "run" / "source.json", source)
+  check(model="modern")
 
 
 def test_encoding_and_language_reach_what_reads_the_text(tmp_path):
