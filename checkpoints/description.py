@@ -24,21 +24,16 @@ from text_encoders import kinds
 from text_encoders.base import TokenizerInfo
 
 # A start that only evaluates has neither a plan nor data.
-_RUNS = {
-  "runs": [
-    {
-      "flags?": {
-        "objective?": (*data_set.OBJECTIVES, None), "stages?": ([dict], None),
-      },
-      "resumed?": bool,
-      "plan?": ({"updates?": int, "stage?": {"number": int}}, None),
-      "data?": (
-        {"files": [str], "tokenizer?": (data_set.TOKENIZER, None)}, None,
-      ),
-      "versions?": dict,
-    }
-  ]
+_START = {
+  "flags?": {
+    "objective?": (*data_set.OBJECTIVES, None), "stages?": ([dict], None),
+  },
+  "resumed?": bool,
+  "plan?": ({"updates?": int, "stage?": {"number": int}}, None),
+  "data?": ({"files": [str], "tokenizer?": (data_set.TOKENIZER, None)}, None),
+  "versions?": dict,
 }  # fmt: skip
+_RUNS = {"runs": [_START]}
 _TASK = {
   "task?": (PRETRAINING, *FINETUNED), "objective?": data_set.OBJECTIVES,
   "segment_ids?": bool, "do_lower_case?": bool, "max_seq_length?": int,

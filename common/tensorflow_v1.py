@@ -47,9 +47,6 @@ def _without_chatter():
       sys.stderr.write(_CHATTER.sub(b"", held.read()).decode(errors="replace"))
 
 
-_NAMES = ("tf", "profiler")
-
-
 def _import_quietly():
   # A script of this project says what it waits for, on one rank, and not in its
   # child processes; one that only imports these modules does not.
@@ -70,21 +67,19 @@ def _import_quietly():
   is_open = "TF_USE_LEGACY_KERAS" not in os.environ
   os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
   with quiet:
-    import tensorflow
     import tensorflow.compat.v1 as tf
 
     if is_open:
       del os.environ["TF_USE_LEGACY_KERAS"]
     tf.logging.set_verbosity(tf.logging.ERROR)
     tf.disable_v2_behavior()
-  return tf, tensorflow.profiler.experimental
+  return tf
 
 
 def __getattr__(name: str):
-  if name not in _NAMES:
+  if name != "tf":
     raise AttributeError(name)
-  globals().update(zip(_NAMES, _import_quietly(), strict=True))
-  return globals()[name]
+  return globals().setdefault("tf", _import_quietly())
 
 
 def monotonic_seconds():

@@ -46,22 +46,15 @@ _COUNT_WORDS = (
   "words line_words mean_word_length stop_words listed_words top_sequence "
   "repeated_sequences hashes_per_word ellipses_per_word lines_per_word"
 ).split()
+_HTML = re.compile(
+  r"</?(p|a|b|i|br|div|span|td|tr|li|ul|h\d|img|script|style)\b[^<>]*>"
+  r"|&(nbsp|amp|lt|gt|quot|#\d+);",
+  re.I,
+)
+_MOJIBAKE = re.compile("\ufffd|\xc3[\x80-\xbf]|\xc2[\xa0-\xbf]|\xe2\u20ac")
 # Of text that is no prose, or was read in a wrong encoding; it only counts.
 # Most documents have none of the first letters, which are looked for first.
-_SIGNS = {
-  "HTML": (
-    "<&",
-    re.compile(
-      r"</?(p|a|b|i|br|div|span|td|tr|li|ul|h\d|img|script|style)\b[^<>]*>"
-      r"|&(nbsp|amp|lt|gt|quot|#\d+);",
-      re.I,
-    ),
-  ),
-  "mojibake": (
-    "\ufffd\xc2\xc3\xe2",
-    re.compile("\ufffd|\xc3[\x80-\xbf]|\xc2[\xa0-\xbf]|\xe2\u20ac"),
-  ),
-}
+_SIGNS = {"HTML": ("<&", _HTML), "mojibake": ("\ufffd\xc2\xc3\xe2", _MOJIBAKE)}
 _GOPHERS_STOP_WORDS = "the be to of and that have with".split()
 _NO_LETTERS = re.compile(r"[\W\d_]+")
 _LETTER = re.compile(r"[^\W\d_]")

@@ -56,11 +56,6 @@ class Ragged(NamedTuple):
   offsets: np.ndarray  # int64 [n + 1]
 
 
-def _offsets(counts: np.ndarray) -> np.ndarray:
-  """int64 [n + 1]: where each of n texts begins, and the end."""
-  return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-
-
 # Words and n-grams of them --------------------------------------------------
 
 _SEPARATOR = b"\0"
@@ -248,7 +243,8 @@ def _words(texts: Sequence[bytes]) -> Ragged:
     inverses = _powers(_BYTE_INVERSE, log_count)[begins]
     hashes.append(_mixed(differences * inverses))
     begin = end
-  text_begins = _offsets(np.array([len(text) + 1 for text in texts], np.int64))
+  sizes = np.array([len(text) + 1 for text in texts], np.int64)
+  text_begins = np.cumulative_sum(sizes, include_initial=True)
   offsets = np.searchsorted(np.concatenate(firsts), text_begins)
   return Ragged(np.concatenate(hashes), offsets)
 
@@ -262,14 +258,14 @@ def ngram_hashes(texts: Sequence[bytes], size: int) -> Ragged:
   counts = np.diff(words.offsets)
   # Shorter texts are padded by words of hash 0.
   lengths = np.maximum(counts, size)
-  begins = _offsets(lengths)
+  begins = np.cumulative_sum(lengths, include_initial=True)
   filled = np.zeros(begins[-1], np.uint64)
   shifts = np.repeat(begins[:-1] - words.offsets[:-1], counts)
   filled[np.arange(len(words.values)) + shifts] = words.values
 
   # An n-gram's hash is a polynomial of its words' hashes, so order counts.
   numbers = lengths - size + 1
-  offsets = _offsets(numbers)
+  offsets = np.cumulative_sum(numbers, include_initial=True)
   shifts = np.repeat(begins[:-1] - offsets[:-1], numbers)
   indices = np.arange(offsets[-1]) + shifts  # of the first words
   hashes = np.zeros(len(indices), np.uint64)

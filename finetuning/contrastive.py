@@ -227,38 +227,18 @@ def embed(
   return tf.reshape(means, [records * groups, texts, width])
 
 
-class Queue:
-  """What one pass over an update's micro-batches keeps for the next.
+def _queue(one, count: int):
+  """Room for `count` micro-batches of tensors like those nested in `one`.
 
-  It is this rank's, and never saved: a stopped update is made again.
+  One pass over an update's micro-batches keeps them there for the next. It is
+  this rank's, and never saved: a stopped update is made again.
   """
-
-  def __init__(self, one, count: int):
-    """Room for `count` micro-batches, of tensors like those nested in `one`."""
-    self._one, self._count = one, count
-    types, shapes = [], []
-    for tensor in tf.nest.flatten(one):
-      types.append(tensor.dtype)
-      shapes.append(tensor.shape)
-    with tf.device("/cpu:0"):  # batches come from there
-      self._queue = tf.queue.FIFOQueue(count, types, shapes)
-
-  def put(self, values) -> tf.Operation:
-    """An op that keeps a micro-batch's tensors."""
-    return self._queue.enqueue(tf.nest.flatten(values))
-
-  def put_all(self, values) -> tf.Operation:
-    """An op that keeps all micro-batches' tensors, [count, ...] each."""
-    return self._queue.enqueue_many(tf.nest.flatten(values))
-
-  def take(self):
-    """The next micro-batch's tensors."""
-    return tf.nest.pack_sequence_as(self._one, self._queue.dequeue())
-
-  def take_all(self):
-    """All micro-batches' tensors, [count, ...] each."""
-    tensors = self._queue.dequeue_many(self._count)
-    return tf.nest.pack_sequence_as(self._one, tensors)
+  types, shapes = [], []
+  for tensor in tf.nest.flatten(one):
+    types.append(tensor.dtype)
+    shapes.append(tensor.shape)
+  with tf.device("/cpu:0"):  # batches come from there
+    return tf.queue.FIFOQueue(count, types, shapes)
 
 
 def groups_of(batch: GroupBatch, vectors) -> Groups:
@@ -306,22 +286,25 @@ def training_step(
   if count == 1 and config.xla != "step":
     own = losses_of_rank(groups_of(micro.batch, vectors), task, ranks)
     return ops(micro, *backward(micro, vectors, own))
-  first = Queue((micro, vectors), count)
-  passes, all_vectors = first.take_all()
+  flat, packed = tf.nest.flatten, tf.nest.pack_sequence_as
+  kept = micro, vectors
+  first = _queue(kept, count)
+  passes, all_vectors = packed(kept, first.dequeue_many(count))
   own = losses_of_rank(groups_of(passes.batch, all_vectors), task, ranks)
   by_pass = tf.nest.map_structure(
     lambda values: tf.reshape(values, [count, -1, *values.shape[1:]]), own
   )
-  second = Queue((micro, tf.nest.map_structure(lambda v: v[0], by_pass)), count)
-  again, own = second.take()
+  one = micro, tf.nest.map_structure(lambda values: values[0], by_pass)
+  second = _queue(one, count)
+  again, own = packed(one, second.dequeue())
 
   def forward_and_backward():
     return backward(again, vectors_of(again), own)
 
   both = jit.compiled(forward_and_backward, ("step",))()
   return ops(again, *both)._replace(
-    first_pass=first.put((micro, vectors)),
-    between=second.put_all((passes, by_pass)),
+    first_pass=first.enqueue(flat(kept)),
+    between=second.enqueue_many(flat((passes, by_pass))),
   )
 
 

@@ -59,7 +59,7 @@ class Kernel:
 
   def __init__(self, forward, compile=True):
     functools.update_wrapper(self, forward)
-    self._forward = forward
+    self.forward = forward
     self._modes = execution.KERNELS if compile else ()
 
   def gradient(self, backward):
@@ -75,12 +75,12 @@ class Kernel:
     return jit.compiled(function, self._modes, **static)(**tensors)
 
   def __call__(self, *tensors, twice=False, **static):
-    names = inspect.signature(self._forward).parameters
+    names = inspect.signature(self.forward).parameters
     inputs = {}
     for name, tensor in zip(names, tensors, strict=False):
       if tensor is not None:
         inputs[name] = tf.convert_to_tensor(tensor)
-    result, values = self._run(self._forward, inputs, static), dict(inputs)
+    result, values = self._run(self.forward, inputs, static), dict(inputs)
     if isinstance(result, tuple):
       result, saved = result
       values |= saved
@@ -286,19 +286,15 @@ def rotate(x, cos, sin):
 
   `cos` and `sin` are [..., L, D / 2] and broadcast; it computes in their type.
   """
-  return _rotated(x, cos, sin)
+  real, imaginary = tf.split(tf.cast(x, cos.dtype), 2, axis=-1)
+  parts = [real * cos - imaginary * sin, imaginary * cos + real * sin]
+  return tf.cast(tf.concat(parts, axis=-1), x.dtype)
 
 
 @rotate.gradient
 def rotate_gradient(dy, cos, sin):
   # The transpose of a rotation is the rotation by the negative angle.
-  return {"x": _rotated(dy, cos, -sin)}
-
-
-def _rotated(x, cos, sin):
-  real, imaginary = tf.split(tf.cast(x, cos.dtype), 2, axis=-1)
-  parts = [real * cos - imaginary * sin, imaginary * cos + real * sin]
-  return tf.cast(tf.concat(parts, axis=-1), x.dtype)
+  return {"x": rotate.forward(dy, cos, -sin)}
 
 
 @Kernel
@@ -529,20 +525,11 @@ def add_and_norm_gradient(
   return _with_bias({"x": dx, "residual": residual, **d_variables}, bias)
 
 
-@Kernel
-def invertible_add_and_norm(
-  x, residual, gamma, beta, seed, bias=None, *, keep_prob, epsilon, centred,
-  dtype, store,
-):  # fmt: skip
-  """`add_and_norm` that keeps its result, which the next matmul reads anyway.
-
-  The gradient computes (x - mean) / sqrt() as (y - beta) / gamma: as exact as
-  `store` is, and 0 where gamma is 0. The static argument `types` is those of x
-  and of residual, for their gradients.
-  """
-  total = _dropped_sum(x, bias, residual, seed, keep_prob, dtype)
-  y, _, rstd = _normalize(total, gamma, beta, epsilon, centred)
-  return tf.cast(y, store), {"rstd": rstd}
+# `add_and_norm` that keeps its result, which the next matmul reads anyway. The
+# gradient computes (x - mean) / sqrt() as (y - beta) / gamma: as exact as
+# `store` is, and 0 where gamma is 0. The static argument `types` is those of x
+# and of residual, for their gradients.
+invertible_add_and_norm = Kernel(add_and_norm.forward)
 
 
 @invertible_add_and_norm.gradient

@@ -5,7 +5,7 @@ import os
 
 from common.console import tell
 from common.errors import reason
-from common.tensorflow_v1 import profiler, tf
+from common.tensorflow_v1 import tf
 
 
 class Profile(contextlib.AbstractContextManager):
@@ -15,6 +15,7 @@ class Profile(contextlib.AbstractContextManager):
     self._updates = updates if comm.is_root else None
     # TensorBoard finds the profiles of several runs beside events only.
     self._target = os.path.join(output_dir, "train")
+    self._profiler = tf.compat.v2.profiler.experimental
     self._active = False
     self.folder: str | None = None  # once there is a recording
 
@@ -27,21 +28,21 @@ class Profile(contextlib.AbstractContextManager):
     if number > last:
       self._stop()
     elif first <= number and not self._active and self.folder is None:
-      options = profiler.ProfilerOptions(
+      options = self._profiler.ProfilerOptions(
         host_tracer_level=2, python_tracer_level=0, device_tracer_level=1
       )
-      profiler.start(self._target, options)
+      self._profiler.start(self._target, options)
       self._active = True
     if not self._active:
       return contextlib.nullcontext()
-    return profiler.Trace("update", step_num=number, _r=1)
+    return self._profiler.Trace("update", step_num=number, _r=1)
 
   def _stop(self) -> None:
     if not self._active:
       return
     self._active = False
     try:
-      profiler.stop()
+      self._profiler.stop()
       self.folder = self._target
     except (tf.errors.OpError, OSError) as e:
       tell(f"--profile_steps: nothing was written: {reason(e)}")
