@@ -39,7 +39,7 @@ help: ## these lines
 env: $(READY) ## the environment .venv (2 to 6 minutes)
 	@tools/variant.sh advise $(VENV)
 
-# What Horovod's build, search, tests and lint need, which images to train in do without.
+# What is needed beside training: images have text and search of these.
 TO_DEVELOP := $(patsubst %,requirements/%.txt,horovod text search tests)
 
 $(READY): $(if $(filter-out $(VARIANT),$(INSTALLED)),other-variant) requirements.txt requirements/$(VARIANT).txt $(TO_DEVELOP) requirements/constraints.txt $(wildcard xla_patches/*.sh xla_patches/horovod/*.patch)
@@ -61,7 +61,7 @@ pretrain: $(READY) ## text to a BERT: CORPUS='texts/*.txt' NP=2 OUTPUT_DIR=runs/
 	  --language=$(call quoted,$(value LANGUAGE)) --model=$(call quoted,$(value MODEL)) \
 	  --output_dir=$(call quoted,$(value OUTPUT_DIR))
 
-search: $(READY) ## then a search of that text: QUERY='a river in France'
+search: $(READY) ## then a search of that text: QUERY='a river in France' OUTPUT_DIR=runs/mine
 	@tools/search_own_text.sh $(call quoted,$(value OUTPUT_DIR)) $(call quoted,$(value QUERY))
 
 TENSORBOARD := .build/tensorboard

@@ -44,8 +44,8 @@ An **example** is a pair of sentences, or a piece of text, in pre-training; in
 fine-tuning a text, a pair of texts, or a window of a paragraph or sentence.
 A **record** is a row of tokens, which holds one example, or several that are
 packed. An **update** is one change of the weights, from one global batch.
-Limits and defaults are in the column "value"; a flag without a default is not
-given. A section whose heading names several commands has what these have in
+Limits and defaults are in the column "value"; other flags have no default.
+A section whose heading names several commands has what these have in
 common. absl's own flags, such as `--flagfile`, are shown by `--helpfull`.
 """
 

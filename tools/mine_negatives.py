@@ -37,7 +37,7 @@ class MiningSettings(embed.ModelSettings):
 
   # fmt: off
   input: str = setting(help=
-    "Table of pairs (JSON Lines, CSV, TSV), or a folder of BEIR's form.")
+    "Table of pairs (JSON Lines, CSV, TSV, Parquet), or BEIR's folder.")
   output: str = setting(help="File to write, JSON Lines.")
   corpus: str | None = _text(None,
     "Files with more texts that may be negatives, names and globs.")

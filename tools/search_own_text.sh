@@ -5,12 +5,13 @@
 #   tools/search_own_text.sh runs/quickstart 'a river in France'
 #
 # The text has no titles: an article's first sentence learns to find the rest of it, and
-# is measured on the articles that were held out.
+# is measured on the articles that were held out. A second start keeps the embedder: remove
+# search/embedder after more training.
 set -euo pipefail
 root=$1 query=$2
 bin=.venv/bin
 [ -e "$root/pretrain/checkpoint" ] || {
-  echo "make search: error: $root has no trained encoder: run make pretrain first" >&2
+  echo "make search: error: $root has no trained encoder: name the OUTPUT_DIR of a make pretrain, or run that" >&2
   exit 1
 }
 
