@@ -199,8 +199,7 @@ class Checkpointer:
       failure = f"{self.files.prefix(self.saved)} could not be written"
     if self._comm.from_root(failure is not None):
       raise CheckpointError(
-        f"{failure}. Then the same command goes on from "
-        f"{self.files.newest_whole(self.saved) or 'the start'}"
+        f"{failure}. Then the same command goes on from what was saved before"
         if self._comm.is_root
         else "rank 0 could not save, its last line says why"
       )

@@ -118,7 +118,7 @@ class InStore(NamedTuple):
     matches = {}
     with self._store() as (store, name):
       # A store's own names may lack the host of a URL (sftp, webhdfs).
-      folder, inside = _folder_of(self.name), _folder_of(name)
+      folder, inside = map(_folder_of, (self.name.rstrip("/"), name))
       for path, facts in sorted(store.glob(name, detail=True).items()):
         url = folder + path.removeprefix(inside)
         matches[url] = facts["type"] == "file"
@@ -179,7 +179,7 @@ def _folder_of(pattern: str) -> str:
 
 def path_of(name: str) -> str:
   """A file's name, of a URL without its query, as ?download=true."""
-  return re.split("[?#]", name)[0] if _URL.match(name) else name
+  return name.partition("?")[0] if _URL.match(name) else name
 
 
 def beside(name: str, ending: str) -> str:

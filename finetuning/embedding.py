@@ -27,9 +27,6 @@ from retrieval.texts import is_beir
 _data, _model = in_group("Data"), in_group("Model")
 _loss, _eval = in_group("Loss"), in_group("Evaluation")
 
-# What a row of a table has beside its texts: one flag settles the others.
-_OF_ROWS = {"negative_columns", "score_column", "simcse"}
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EmbedderConfig(FinetuningConfig):
@@ -86,12 +83,16 @@ class EmbedderConfig(FinetuningConfig):
   @classmethod
   def defaults(cls, task, flags):
     saved = super().defaults(task, flags)
-    settled = _OF_ROWS if flags.keys() & _OF_ROWS else set()
+    settled = set[str]()
+    if flags.get("negative_columns"):
+      settled |= {"score_column", "simcse"}
+    elif flags.get("score_column") or flags.get("simcse"):
+      settled.add("negative_columns")
     if flags.get("pooling") == "cls":
-      settled = settled | {"include_prompt"}
+      settled.add("include_prompt")
     length = saved.get("query_length", 0)
     if flags.get("max_seq_length", length) < length:
-      settled = settled | {"query_length"}
+      settled.add("query_length")
     return {name: saved[name] for name in saved.keys() - settled}
 
   def __post_init__(self):

@@ -21,7 +21,7 @@ _SAMPLES = 10
 class Averages:
   """The averages of a complete model's weights, NAME/average each, in float32.
 
-  With samples of the weights so far that stand for n updates, k the last,
+  With samples of the weights so far that stand for n updates, the last for k,
 
     average <- average + k / min(n, span) (weights - average)
 
@@ -31,8 +31,10 @@ class Averages:
 
   def __init__(self, span: int, most: int):
     """With a sample for each `most` updates, so that no evaluation lacks it."""
-    self._span, self._every = span, max(1, min(span // _SAMPLES, most))
-    self._count = moments.optional_state("averages/updates")
+    self._span, self._usual = span, max(1, span // _SAMPLES)
+    self._every = min(self._usual, max(1, most))
+    # In samples of the usual distance: where it is shorter, one is less.
+    self._count = moments.optional_state("averages/samples")
     self._pairs = []
     for weights in tf.trainable_variables():
       name = f"{moments.variable_name(weights)}/{AVERAGE}"
@@ -63,8 +65,8 @@ class Averages:
     return tf.group(*moments.assign_all(self._pairs))
 
   def _sample(self) -> tf.Operation:
-    count = tf.convert_to_tensor(self._count) + float(self._every)
-    rate = self._every / tf.minimum(count, float(self._span))
+    count = tf.convert_to_tensor(self._count) + self._every / self._usual
+    rate = self._every / tf.minimum(count * self._usual, float(self._span))
 
     def move(rate):
       moved = []

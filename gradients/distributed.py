@@ -93,10 +93,6 @@ class Comm:
     """
     return tf.constant(0.0, tf.float64)
 
-  def broadcast_op(self, variables: Sequence[tf.Variable]) -> tf.Operation:
-    """An op that gives all ranks rank 0's values of `variables`."""
-    return tf.no_op(name="broadcast")
-
   def gather(self, values: np.ndarray) -> np.ndarray:
     """[size, n]: every rank's `values`, [n]. It runs a session; all call it."""
     return np.asarray(values)[None]
@@ -111,7 +107,7 @@ class Comm:
 
   def hosts_changed(self) -> bool:
     """Whether this rank heard, since it joined, that hosts came or went."""
-    return False
+    return _NOTICES.came  # of `_HorovodComm`s alone
 
   def check_equal(self, what: str, value: str) -> None:
     """`DistributedError` with the lines in which ranks' `value`s differ."""
@@ -152,9 +148,6 @@ class _HorovodComm(Comm):
     self.rank, self.size = self._ranks.rank(), self._ranks.size()
     self.local_rank, self.local_size = hvd.local_rank(), hvd.local_size()
     self.elastic = is_elastic()
-
-  def hosts_changed(self):
-    return _NOTICES.came
 
   def _sum(self, fp16=False) -> dict:
     # Sum, not Average: each rank's loss is already divided by the counts of the
@@ -206,12 +199,6 @@ class _HorovodComm(Comm):
   def broadcast(self, tensor, name):
     root = self._ranks.ranks[0]
     return self._hvd.broadcast(tensor, root, name=name, process_set=self._ranks)
-
-  def broadcast_op(self, variables):
-    assigned = []
-    for v in variables:
-      assigned.append(tf.assign(v, self.broadcast(v, f"broadcast/{v.op.name}")))
-    return tf.group(*assigned, name="broadcast")
 
   def gather(self, values):
     values = np.asarray(values)

@@ -59,7 +59,11 @@ def add_sliced(comm) -> None:
 def broadcast_op(variables, comm) -> tf.Operation:
   """Gives all ranks rank 0's `variables`; of a sum rank 0 keeps all."""
   summed = [] if comm.is_root else tf.get_collection(SUMMED)
-  with tf.control_dependencies([comm.broadcast_op(variables)]):
+  pairs = []
+  for variable in variables if comm.size > 1 else ():
+    name = f"broadcast/{variable.op.name}"
+    pairs.append((variable, comm.broadcast(variable, name)))
+  with tf.control_dependencies(moments.assign_all(pairs)):
     return all_reduce.clear(summed)
 
 

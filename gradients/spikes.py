@@ -21,10 +21,12 @@ class SpikeGuard:
   def __init__(self, deviations: float, began: int = 0):
     """`deviations` above a mean make a spike, in the stage after `began`."""
     self._limit = deviations
-    self._norms = _Recent("recent", began)
-    self._losses = _Recent("recent_losses", began)
+    step = tf.convert_to_tensor(tf.train.get_or_create_global_step())
+    begins = tf.equal(step, began)
+    self._norms = _Recent("recent", begins)
+    self._losses = _Recent("recent_losses", begins)
     self._row = moments.optional_state("spike_guard/in_a_row")
-    self._row_before = _of_stage(self._row, began)
+    self._row_before = _of_stage(self._row, begins)
 
   def heights(self, norm, loss) -> tf.Tensor:
     """float [2]: deviations of a spike's norm and loss above the means.
@@ -54,9 +56,9 @@ class SpikeGuard:
 class _Recent:
   """Mean and variance of a value's logarithm over recent updates."""
 
-  def __init__(self, name: str, began: int):
+  def __init__(self, name: str, begins: tf.Tensor):
     self._state = moments.optional_state(f"spike_guard/{name}", [3])
-    self._before = _of_stage(self._state, began)
+    self._before = _of_stage(self._state, begins)
     self._mean, self._variance, self._count = tf.unstack(self._before)
 
   def height(self, value: tf.Tensor) -> tf.Tensor:
@@ -77,11 +79,10 @@ class _Recent:
     return self._state, tf.where(applied & is_known, after, self._before)
 
 
-def _of_stage(state: tf.Variable, began: int) -> tf.Tensor:
-  """The state before an update; 0 before the first one after `began`."""
-  step = tf.convert_to_tensor(tf.train.get_or_create_global_step())
+def _of_stage(state: tf.Variable, begins: tf.Tensor) -> tf.Tensor:
+  """The state before an update; 0 where a stage `begins` with it."""
   before = tf.convert_to_tensor(state)
-  return tf.where(tf.equal(step, began), tf.zeros_like(before), before)
+  return tf.where(begins, tf.zeros_like(before), before)
 
 
 def _log(value) -> tf.Tensor:

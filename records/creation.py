@@ -22,8 +22,9 @@ from workers import leases, shared_work, work_dir
 
 _BLOCK_BYTES = 16 << 20  # about, of the records that a worker holds at a time
 _MAX_DEFAULT_SHARDS = 4096
-# 1 cut chunks of JSON lines elsewhere; 2 had no `parts`, 3 no `letters`.
-_PLAN_VERSION = 4
+# 1 cut chunks of JSON lines elsewhere; 2 had no `parts`, 3 no `letters`; 4 had
+# words of SentencePiece begin at what it does not know.
+_PLAN_VERSION = 5
 
 
 class Summary(NamedTuple):

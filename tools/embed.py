@@ -30,7 +30,7 @@ from retrieval import texts
 from retrieval.texts import Texts
 from workers import launchers, leases, shared_work, work_dir
 
-_PLAN_VERSION = 1
+_PLAN_VERSION = 2  # 1 took the indentation off texts
 _CHUNK = 1024  # texts whose vectors are in memory at once
 _TYPES = ("float32", "float16")
 _text = in_group("Text")

@@ -19,7 +19,7 @@ import os
 import textwrap
 import time
 
-from checkpoints import metrics
+from checkpoints import checkpoint_files, metrics
 from common import input_files, json_files, processes
 from common.console import counted, shown, tell
 from common.errors import UserError
@@ -43,6 +43,7 @@ GLOBAL_BATCH = 108
 UPDATES = 2000
 PARTS = ("train", "heldout")
 SHOWN_SENTENCES = 4  # of the held-out text, in the closing screen
+_OTHER_FOLDER = "choose another folder (make pretrain OUTPUT_DIR=...)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +114,7 @@ class Paths:
 
 
 def source_of(paths: Paths, settings: Settings) -> dict:
-  """What all is made from; UserError if the folder is of something else."""
+  """What the text is made from; UserError if the folder's is from another."""
   text = text_files.TextFormat(encoding=settings.encoding)
   files = []
   if settings.corpus:
@@ -121,14 +122,12 @@ def source_of(paths: Paths, settings: Settings) -> dict:
       files.append([path, os.path.getsize(path), int(os.path.getmtime(path))])
   source = {
     "corpus": settings.corpus, "encoding": codecs.lookup(text.encoding).name,
-    "language": settings.language, "files": files, "model": settings.model,
+    "language": settings.language, "files": files,
   }  # fmt: skip
-  former = json_files.read(paths.source) if os.path.exists(paths.source) else {}
-  if source | former != source:  # earlier releases wrote no model
+  if os.path.exists(paths.source) and json_files.read(paths.source) != source:
     raise UserError(
-      f"{paths.root} is of other text or another model, see {paths.source}: "
-      "give that text with its encoding and language, and that model, or "
-      "choose another folder (make pretrain OUTPUT_DIR=...)"
+      f"{paths.root} was made from other text, see {paths.source}: give that "
+      f"text with its encoding and language, or {_OTHER_FOLDER}"
     )
   return source
 
@@ -175,6 +174,12 @@ def prepare(paths: Paths, settings: Settings) -> None:
   bert.max_position_embeddings = 128
   manifest = data_set.Manifest.load(paths.manifest("train"))
   bert.vocab_size = manifest.tokenizer.vocab_size
+  if checkpoint_files.has_begun(paths.pretrain):
+    if bert.differences(BertConfig.from_json_file(paths.config)):
+      raise UserError(
+        f"{paths.root} has a training of another model, see {paths.config}: "
+        f"give that MODEL, or {_OTHER_FOLDER}"
+      )
   json_files.write(paths.config, bert.to_dict())
 
 

@@ -30,6 +30,7 @@ from collections.abc import Sequence
 from checkpoints import checkpoint_files, checkpoint_weights, run_folder
 from common import console, files, json_files, model_files, processes
 from common.errors import DataError, UserError
+from common.input_files import check_not_written
 from common.settings import in_group, run_with, setting
 from finetuning.classification import GLUE
 from interop import model_source
@@ -37,7 +38,7 @@ from model.tasks import BY_KIND, FINETUNED, LABELS
 from training import next_steps
 
 RESULTS_FILE = "results.jsonl"
-_SETTINGS_FILE = "run_tasks.json"
+_SETTINGS_FILE = "tasks.json"
 _MODEL_FOLDER = ".model"  # with the checkpoint of a run, which may remove it
 _SCRIPTS = tuple(BY_KIND[kind].script for kind in FINETUNED)
 _ANSWERS = ("exact", "exact_match")  # SQuAD's, of 2.0 and of 1.1, beside f1
@@ -80,6 +81,8 @@ def read_tasks(settings: Settings) -> dict[str, dict]:
       if name.lower() in GLUE and os.path.isdir(folder):
         tasks[name] = {"task_name": name, "data_dir": folder}
   if settings.tasks:
+    record = os.path.join(settings.output_dir, _SETTINGS_FILE)
+    check_not_written([settings.tasks], "--tasks", record)
     in_file = json_files.read(settings.tasks, {})
     try:
       for name, flags in in_file.items():

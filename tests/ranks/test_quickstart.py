@@ -11,6 +11,7 @@ import runs
 from checkpoints import metrics
 from common.errors import UserError
 from config import training_plan
+from config.bert_config import BertConfig
 from records import data_set
 from tools import quickstart as script
 
@@ -77,15 +78,10 @@ def test_another_text_in_the_same_folder_is_an_error(tmp_path):
   check(encoding="UTF8")
   (tmp_path / "b.txt").write_text("b")
   b_text = {"corpus": tmp_path / "b.txt"}
-  for other in (
-    {"encoding": "latin-1"}, {"language": "fr"}, b_text, {"model": "modern"}
-  ):  # fmt: skip
-    with pytest.raises(UserError, match="other text or another model") as error:
+  for other in ({"encoding": "latin-1"}, {"language": "fr"}, b_text):
+    with pytest.raises(UserError, match="made from other text") as error:
       check(**other)
     assert "delete" not in str(error.value)
-  del source["model"]  # as earlier releases wrote it
-  write_json(tmp_path / "run" / "source.json", source)
-  check(model="modern")
 
 
 def test_encoding_and_language_reach_what_reads_the_text(tmp_path):
@@ -102,6 +98,26 @@ def test_encoding_and_language_reach_what_reads_the_text(tmp_path):
   assert not manifest.tokenizer.do_lower_case
   with open(paths.vocab, encoding="utf-8") as f:
     assert {"Café", "fermé"} <= {*f.read().split()}
+
+
+def test_another_model_in_the_folder_of_a_training_is_an_error(tmp_path):
+  """Before a training there is no model yet."""
+  documents = ["\n".join(SENTENCES[i : i + 4]) for i in range(0, 72, 2)]
+  (tmp_path / "a.txt").write_text("\n\n".join(documents))
+  paths = script.Paths(str(tmp_path / "run"))
+  prepare = lambda model: script.prepare(
+    paths, script.Settings(corpus=str(tmp_path / "a.txt"), model=model)
+  )
+  prepare("bert")
+  prepare("modern")
+  config = BertConfig.from_json_file(paths.config)
+  assert config.differences(BertConfig.from_json_file(script.PRESETS["tiny"]))
+  (tmp_path / "run" / "pretrain").mkdir()
+  write_json(tmp_path / "run" / "pretrain" / "model.ckpt-1.json", {})
+  prepare("modern")
+  with pytest.raises(UserError, match="another model, .*: give that MODEL, or"):
+    prepare("bert")
+  assert not config.differences(BertConfig.from_json_file(paths.config))
 
 
 def flags_of(command):

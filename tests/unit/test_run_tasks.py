@@ -128,17 +128,13 @@ def test_wrong_tasks_are_named(tmp_path, text, message):
     run_tasks.read_tasks(given)
 
 
-def test_the_tasks_may_be_in_the_folder_of_the_runs(tmp_path, made):
-  """The record of what runs were made with replaces no file of the user's."""
-  tasks = made[1].read_text()
-  (tmp_path / "tasks.json").write_text(tasks)
-  given = run_tasks.Settings(
-    tasks=str(tmp_path / "tasks.json"), output_dir=str(tmp_path)
-  )
-  for _ in range(2):
-    named = run_tasks.read_tasks(given)
-    run_tasks.record_settings(str(tmp_path), {"model": "a"}, named)
-  assert (tmp_path / "tasks.json").read_text() == tasks
+def test_the_record_of_runs_replaces_no_file_of_the_user(tmp_path, made):
+  tasks = tmp_path / "tasks.json"
+  tasks.write_text(made[1].read_text())
+  given = run_tasks.Settings(tasks=str(tasks), output_dir=str(tmp_path))
+  with pytest.raises(UserError, match="tasks.json is of --tasks, and would be"):
+    run_tasks.main(given, str(made[0]))
+  assert tasks.read_text() == made[1].read_text()
 
 
 def test_glues_folders_are_tasks(tmp_path):

@@ -336,7 +336,7 @@ def test_averages_go_back_with_the_weights(tiny_run, tmp_path, monkeypatch):
     runs.weights(tmp_path / f"model.ckpt-{step}") for step in (4, 12)
   )
   averages = [name for name in after if name.endswith("/average")]
-  assert len(averages) > 20 and after["averages/updates"] == 0
+  assert len(averages) > 20 and after["averages/samples"] == 0
   for name in averages:
     weight = before[name.removesuffix("/average")]
     np.testing.assert_array_equal(after[name], weight, err_msg=name)

@@ -151,7 +151,7 @@ def test_resumed_on_other_numbers_of_ranks(
     if name.endswith("/average"):
       pair = [values[name] for values in found]
       np.testing.assert_allclose(*pair, rtol=1e-3, atol=2e-5, err_msg=name)
-  assert found[0]["averages/updates"] == found[1]["averages/updates"] == 9
+  assert found[0]["averages/samples"] == found[1]["averages/samples"] == 9
 
 
 @pytest.mark.parametrize(
