@@ -33,7 +33,7 @@ class Averages:
     """With a sample for each `most` updates, so that no evaluation lacks it."""
     self._span, self._usual = span, max(1, span // _SAMPLES)
     self._every = min(self._usual, max(1, most))
-    # In samples of the usual distance: where it is shorter, one is less.
+    # In samples of the usual distance; one after fewer updates counts less.
     self._count = moments.optional_state("averages/samples")
     self._pairs = []
     for weights in tf.trainable_variables():

@@ -68,7 +68,7 @@ def test_the_plan_of_unfinished_work_keeps_its_names(settings_for):
     "dupe_factor masked_lm_prob short_seq_prob examples_per_record "
     "dynamic_masks num_shards files tokenizer version".split()
   )
-  assert plan["version"] == 4
+  assert plan["version"] == 5
 
 
 def test_other_settings_delete_what_was_made(
