@@ -23,6 +23,7 @@ from common.tensorflow_v1 import tf
 from corpus import tables
 from finetuning import (
   classification,
+  embedding,
   finetune,
   multi_label,
   ner,
@@ -325,6 +326,27 @@ def test_flags_that_contradict_the_model(
   with pytest.raises(UserError, match=words):
     run(task(from_flags(config, **flags | given)))
   assert samples.contents(folder) == before
+
+
+def test_an_encoder_of_any_folder_is_an_embedder_to_evaluate(
+  tmp_path, config_file, finished, letters
+):
+  """It has no weights of its own; a Hugging Face folder names a task."""
+  given = dict(bert_config_file=config_file, vocab_file=letters)
+  given["max_seq_length"] = 32
+  for saved in ({"task": "pretraining", "vocabulary": {}}, {}):
+    shutil.rmtree(tmp_path / "done", ignore_errors=True)
+    config = from_flags(
+      embedding.EmbedderConfig, do_eval=True, eval_file="x", **given,
+      output_dir=str(tmp_path / "new"),
+      init_checkpoint=str(finished(saved) / "model.ckpt-3"),
+    )  # fmt: skip
+    task_file.check(config, lambda: {})
+  shutil.rmtree(tmp_path / "done", ignore_errors=True)
+  start = str(finished({"task": "squad", "vocabulary": {}}) / "model.ckpt-3")
+  config = dataclasses.replace(config, init_checkpoint=start)
+  with pytest.raises(UserError, match="task squad -> embedder"):
+    task_file.check(config, lambda: {})
 
 
 def test_what_a_converted_model_does_not_say_is_free(
